@@ -1,0 +1,89 @@
+// Greedy and beam search over one sentence's logits: pure bookkeeping, no model and no caches.
+//
+// Rules (DESIGN section 6, after the current `generate` of Hugging Face transformers): log-probabilities are natural,
+// over all rows of the table; suppressed tokens are masked after the log-softmax without renormalising; ties go to
+// the lowest id. Beam search takes the 2 * beam best continuations of all live hypotheses; an end mark counts only if
+// it ranks within the first `beam`; the others fill the next beam. A finished hypothesis scores
+// sum / generated_length^length_penalty, forced tokens and the end mark included, the start token excluded.
+// Without early_stopping search ends when the worst kept score is at least what the best live one could reach
+// at its present length; with it, when `beam` hypotheses have finished.
+#ifndef KOINE_KERNELS_DECODE_SEARCH_H_
+#define KOINE_KERNELS_DECODE_SEARCH_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "kernels/ops/ops.h"
+
+namespace koine::kernels {
+
+struct SearchOptions {
+  // Change results:
+  int beam_size = 1;       // 1 is greedy
+  int num_hypotheses = 1;  // <= beam_size; does not influence the search itself
+  double length_penalty = 1;
+  bool early_stopping = false;
+  int64_t max_tokens = 256;  // generated tokens, end mark included; >= 1
+  int64_t min_tokens = 0;    // no end mark before this many tokens
+  int32_t end_token = -1;
+  std::vector<int32_t> suppressed;  // never chosen
+  std::vector<int32_t> forced;      // the first tokens; their log-probability counts 0
+};
+
+enum class FinishReason : uint8_t { kStop, kLength };
+
+struct Hypothesis {
+  std::vector<int32_t> ids;  // generated tokens, forced ones and the end mark included
+  std::vector<float> log_probs;  // one per id
+  double sum = 0;                // of log_probs
+  double score = 0;              // sum / length^length_penalty
+  FinishReason finish = FinishReason::kStop;
+};
+
+// One live row after a step: continue hypothesis `parent` (a row of the step before) with `token`.
+struct Continuation {
+  int32_t parent = 0;
+  int32_t token = 0;
+};
+
+// The search of one sentence. Not thread-safe.
+class Search {
+ public:
+  // REQUIRES valid options (1 <= num_hypotheses <= beam_size, max_tokens >= 1, ids within the vocabulary).
+  Search(const SearchOptions& options, int64_t vocabulary);
+
+  // Live rows that the next Advance wants logits of: 1 at first, then at most beam_size.
+  int64_t live_rows() const { return static_cast<int64_t>(live_.size()); }
+
+  // One step. `logits` [live_rows, vocabulary] with row stride vocabulary; masked in place. Afterwards either done(),
+  // or continuations() has the next live rows, best first. False (and done, with what there is) if a row of logits is
+  // not finite everywhere.
+  bool Advance(float* logits);
+  absl::Span<const Continuation> continuations() const { return continuations_; }
+  bool done() const { return done_; }
+  int64_t steps() const { return steps_; }
+
+  // The num_hypotheses best, best first; hypotheses cut by max_tokens have finish kLength. Never empty.
+  // REQUIRES done().
+  std::vector<Hypothesis> Best() const;
+
+  // Ids of live row i so far (for prefixes and streaming).
+  absl::Span<const int32_t> live_ids(int64_t i) const { return live_[static_cast<size_t>(i)].ids; }
+
+ private:
+  void Finish(const Hypothesis& hypothesis);
+
+  const SearchOptions options_;
+  const int64_t vocabulary_;
+  std::vector<Hypothesis> live_;
+  std::vector<Hypothesis> finished_;  // at most beam_size, best first
+  std::vector<Continuation> continuations_;
+  std::vector<Scored> top_;
+  int64_t steps_ = 0;
+  bool done_ = false;
+};
+
+}  // namespace koine::kernels
+
+#endif  // KOINE_KERNELS_DECODE_SEARCH_H_

@@ -1,0 +1,70 @@
+#include "kernels/tensor/dtype.h"
+
+#include <cmath>
+
+namespace koine::kernels {
+
+size_t SizeOf(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+    case DType::kI32:
+      return 4;
+    case DType::kF16:
+    case DType::kBF16:
+      return 2;
+    case DType::kI8:
+      return 1;
+  }
+  return 0;
+}
+
+size_t SizeOf(Precision precision) { return precision == Precision::kF32 ? 4 : 2; }
+
+std::string_view Name(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return "F32";
+    case DType::kF16:
+      return "F16";
+    case DType::kBF16:
+      return "BF16";
+    case DType::kI8:
+      return "I8";
+    case DType::kI32:
+      return "I32";
+  }
+  return "?";
+}
+
+std::optional<DType> DTypeFromName(std::string_view name) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kI8, DType::kI32}) {
+    if (Name(dtype) == name) return dtype;
+  }
+  return std::nullopt;
+}
+
+std::string_view Name(Precision precision) { return precision == Precision::kF32 ? "f32" : "bf16"; }
+
+float FromFloat16(uint16_t bits) {
+  const int exponent = (bits >> 10) & 0x1f;
+  const int mantissa = bits & 0x3ff;
+  const float sign = (bits & 0x8000) != 0 ? -1.0F : 1.0F;
+  if (exponent == 0x1f) return mantissa != 0 ? NAN : sign * INFINITY;
+  if (exponent == 0) return sign * std::ldexp(static_cast<float>(mantissa), -24);
+  return sign * std::ldexp(static_cast<float>(mantissa | 0x400), exponent - 25);
+}
+
+void ConvertToF32(const void* source, DType dtype, int64_t count, float* destination) {
+  if (dtype == DType::kF32) {
+    std::memcpy(destination, source, static_cast<size_t>(count) * sizeof(float));
+    return;
+  }
+  const auto* bytes = static_cast<const unsigned char*>(source);
+  for (int64_t i = 0; i < count; ++i) {
+    uint16_t bits;
+    std::memcpy(&bits, bytes + 2 * i, sizeof(bits));
+    destination[i] = dtype == DType::kBF16 ? FromBFloat16(bits) : FromFloat16(bits);
+  }
+}
+
+}  // namespace koine::kernels

@@ -1,0 +1,111 @@
+// The forward pass of the whole sharing family over packed rows of many languages.
+//
+// Rows are ordered so that rows of one (language, adapter) are contiguous: a RowRun. Shared weights run as one matrix
+// product over all rows; what a language owns runs once per run. No row's result depends on any other row of the
+// batch (attention reads only the row's own sequence), so a mixed batch equals separate runs bit for bit.
+#ifndef KOINE_KERNELS_TRANSFORMER_TRANSFORMER_H_
+#define KOINE_KERNELS_TRANSFORMER_TRANSFORMER_H_
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/types/span.h"
+#include "kernels/attention/kv_pool.h"
+#include "kernels/transformer/weights.h"
+
+namespace koine::kernels {
+
+// Rows [begin, end) that share a language and an adapter (null: none). Runs cover all rows in rising order.
+struct RowRun {
+  const LanguageWeights* language = nullptr;
+  const AdapterWeights* adapter = nullptr;
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+// Rows [begin, end) that are one sentence.
+struct Segment {
+  int64_t begin = 0;
+  int64_t end = 0;
+};
+
+struct DecodeRow {
+  int32_t token = 0;
+  BlockList* self = nullptr;         // extended by the caller (KvPool::Extend), not yet raised; the row's position is
+                                     // self->tokens; raised by DecodeStep
+  const BlockList* cross = nullptr;  // filled by FillCrossMemory
+};
+
+// What the products of one call did; the engine's step trace is made of these.
+struct ForwardTrace {
+  int64_t rows = 0;
+  int64_t runs = 0;              // languages x adapters
+  int64_t shared_products = 0;   // products with shared weights: exactly one per shared matrix
+  int64_t language_products = 0;  // products with per-language weights
+};
+
+// Buffers and the product runner of one worker. Grows to the largest batch seen. Not thread-safe.
+class Workspace {
+ public:
+  explicit Workspace(int threads);
+  ~Workspace();
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+
+  MatmulRunner& matmul();
+  const ForwardTrace& trace() const;  // of the last Encode, FillCrossMemory or DecodeStep
+  struct Impl;
+  Impl& impl() { return *impl_; }
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+// The model's arithmetic. Immutable: any number of threads, each with its own Workspace and KvPool.
+class Transformer {
+ public:
+  Transformer(const TransformerConfig& config, const SharedWeights& shared);
+
+  const TransformerConfig& config() const { return config_; }
+  // Keys and values that decoding caches, of self- and cross-attention alike.
+  KvShape kv_shape() const;
+  // Shared matrices that one Encode / FillCrossMemory / DecodeStep multiplies with, by construction.
+  int64_t encoder_shared_matrices() const;
+  int64_t cross_shared_matrices() const;
+  int64_t decoder_shared_matrices() const;
+
+  // Encoder: ids [rows] of all segments -> out [rows, d_model] (after the final norm). Segments cover all rows in
+  // rising order and lie inside one run each. REQUIRES every id in its table and every length <= max_positions.
+  // out has capacity RoundedRows(rows) and row stride d_model.
+  void Encode(Workspace& workspace, absl::Span<const int32_t> ids, absl::Span<const Segment> segments,
+              absl::Span<const RowRun> runs, float* out) const;
+
+  // Computes the decoder's cross-attention keys and values of encoder rows, once per sentence. `runs` name the target
+  // languages. memories[i] has been reserved for segments[i]'s tokens.
+  void FillCrossMemory(Workspace& workspace, const float* encoder_rows, absl::Span<const Segment> segments,
+                       absl::Span<const RowRun> runs, absl::Span<BlockList* const> memories, KvPool& pool) const;
+
+  // One decoder step: rows [n] -> hidden [n, d_model] (after the final norm, ready for Logits). Capacity as above.
+  // alignments, if not null, has one entry a row: where to put the last layer's mean cross-attention weights
+  // [source tokens], or null.
+  void DecodeStep(Workspace& workspace, absl::Span<const DecodeRow> rows, absl::Span<const RowRun> runs, KvPool& pool,
+                  float* hidden, absl::Span<float* const> alignments = {}) const;
+
+  // logits [rows, vocabulary] = output(hidden); row stride vocabulary; capacity RoundedRows(rows) rows on both sides.
+  void Logits(Workspace& workspace, const LanguageWeights& language, const float* hidden, int64_t rows,
+              float* logits) const;
+
+ private:
+  TransformerConfig config_;
+  SharedWeights shared_;
+};
+
+// rows [count, d_model] f32 of positions first..first+count-1 of the sinusoidal table
+//   [sin(p f_0) ... sin(p f_{h-1}), cos(p f_0) ... cos(p f_{h-1})],  h = d/2
+// with f_i = base^-(i/(h-1)) (`half_minus_one`, tensor2tensor and fairseq) or base^-(2i/d) (Vaswani et al., 2017).
+// Computed in double, rounded once.
+void SinusoidalPositions(int d_model, double base, bool half_minus_one, int64_t first, int64_t count, float* out);
+
+}  // namespace koine::kernels
+
+#endif  // KOINE_KERNELS_TRANSFORMER_TRANSFORMER_H_

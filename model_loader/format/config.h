@@ -1,0 +1,98 @@
+// model.json, language.json and adapter.json as typed values (FORMAT.md is the normative text).
+//
+// Parsing is strict: a wrong type, an unknown key, an unknown enum value or a number out of range is INVALID_ARGUMENT
+// naming the file, the key and what is allowed; all faults of a file are reported at once.
+#ifndef KOINE_MODEL_LOADER_FORMAT_CONFIG_H_
+#define KOINE_MODEL_LOADER_FORMAT_CONFIG_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "kernels/transformer/weights.h"
+
+namespace koine::model_loader {
+
+inline constexpr int kFormatVersion = 1;
+
+enum class ModelKind : uint8_t { kEncoderDecoder, kEncoder };
+enum class LayerScope : uint8_t { kAttention, kLayer };
+enum class PositionType : uint8_t { kSinusoidal, kLearned };
+enum class PoolingMode : uint8_t { kMean, kCls };
+enum class AdapterKind : uint8_t { kNone, kScale, kBottleneck, kLora };
+
+struct Positions {
+  PositionType type = PositionType::kSinusoidal;
+  double base = 10000;
+  bool exponent_half_minus_one = true;  // "i/(d_model/2-1)"; false: "2i/d_model"
+  int64_t first_position = 0;           // row of the first token
+  int64_t max_positions = 0;            // rows of the table; usable length is max_positions - first_position
+};
+
+struct AdapterConfig {
+  AdapterKind kind = AdapterKind::kNone;
+  bool scale_self_attention = false, scale_cross_attention = false, scale_feed_forward = false;  // scale: sites
+  int rank = 0;                                                                // bottleneck, lora
+  kernels::Activation activation = kernels::Activation::kRelu;                 // bottleneck
+  double alpha = 0;                                                            // lora
+  bool rank_stabilised = false;                                                // lora: alpha/sqrt(r), not alpha/r
+};
+
+// Prompt elements: "$text", "$source", "$target" or a piece.
+struct Prompt {
+  std::vector<std::string> source;
+  std::string decoder_start;
+  std::vector<std::string> decoder_forced;
+};
+
+struct SpecialTokens {
+  int32_t pad = -1, bos = -1, eos = -1, unk = -1;
+};
+
+struct Pooling {
+  PoolingMode mode = PoolingMode::kMean;
+  bool includes_eos = true;
+  bool normalize = true;
+};
+
+struct LanguagePair {
+  std::string source, target;
+};
+
+struct ModelConfig {
+  std::string name, license;
+  bool translates = false, encodes = false;  // tasks
+  ModelKind kind = ModelKind::kEncoderDecoder;
+  kernels::TransformerConfig architecture;  // max_positions holds the usable length
+  Positions positions;
+  LayerScope layer_scope = LayerScope::kAttention;
+  bool shared_embedding = false;  // sharing.embedding == "shared": one table and tokenizer in the shared part
+  Prompt prompt;
+  SpecialTokens special_tokens;
+  Pooling pooling;
+  std::vector<LanguagePair> zero_shot_pairs;
+  std::vector<std::string> languages;  // order of the listing, and what readiness requires
+};
+
+struct LanguageConfig {
+  std::string code, name, native_name, script, direction;  // direction: "ltr" (default) or "rtl"
+  std::vector<std::string> aliases;
+  std::string tag;  // a piece, or empty
+  AdapterConfig adapter;
+};
+
+// `where` names the file in messages.
+absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view json, const std::string& where);
+absl::StatusOr<LanguageConfig> ParseLanguageConfig(std::string_view json, const std::string& where);
+absl::StatusOr<AdapterConfig> ParseAdapterConfig(std::string_view json, const std::string& where);
+
+// The inverse, for writers: JSON text that parses to the same value.
+std::string ToJson(const ModelConfig& config);
+std::string ToJson(const LanguageConfig& config);
+std::string ToJson(const AdapterConfig& config);
+
+}  // namespace koine::model_loader
+
+#endif  // KOINE_MODEL_LOADER_FORMAT_CONFIG_H_

@@ -1,0 +1,133 @@
+// Files in, immutable model out: validates a model folder, packs every weight once, and hands out views.
+//
+// All parameter bytes live in named memory mappings (memfd): "koine:<model>:shared" once, "koine:<model>:<code>" per
+// language, so that /proc/<pid>/smaps confirms what the account says. Source files are mapped only while packing.
+#ifndef KOINE_MODEL_LOADER_MODEL_MODEL_H_
+#define KOINE_MODEL_LOADER_MODEL_MODEL_H_
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/types/span.h"
+#include "kernels/tensor/dtype.h"
+#include "kernels/transformer/transformer.h"
+#include "model_loader/format/config.h"
+#include "model_loader/format/tensor_table.h"
+#include "model_loader/tokenizer/tokenizer.h"
+
+namespace koine::model_loader {
+
+class Arena;  // a named, read-only mapping that owns packed bytes
+
+// One tensor of the tensor table as it was really loaded: what the account counts.
+struct LoadedTensor {
+  std::string name;
+  Component component = Component::kNorm;
+  std::vector<int64_t> shape;
+  kernels::DType file_dtype = kernels::DType::kF32;
+  int64_t elements = 0;
+  int64_t file_bytes = 0;
+};
+
+// An adapter of a language, chosen per request. Immutable.
+class Adapter {
+ public:
+  ~Adapter();
+  const std::string& name() const { return name_; }  // "" is the default, from the language's own file
+  const AdapterConfig& config() const { return config_; }
+  const kernels::AdapterWeights& weights() const { return weights_; }
+  absl::Span<const LoadedTensor> tensors() const { return tensors_; }
+
+ private:
+  friend class Loader;
+  std::string name_;
+  AdapterConfig config_;
+  kernels::AdapterWeights weights_;
+  std::vector<LoadedTensor> tensors_;  // empty for the default: its tensors are listed with the language
+  std::shared_ptr<const Arena> arena_;
+};
+
+// One language: its table, tokenizer and whatever else it owns. Immutable; requests hold a shared_ptr while they use it,
+// and the memory goes when the last one lets go.
+class Language {
+ public:
+  ~Language();
+  const LanguageConfig& config() const { return config_; }
+  const std::string& code() const { return config_.code; }
+  const Tokenizer& tokenizer() const { return *tokenizer_; }
+  const kernels::LanguageWeights& weights() const { return weights_; }
+  // The default adapter; null if the language has none.
+  const Adapter* default_adapter() const { return default_adapter_.get(); }
+  // NOT_FOUND naming the adapters there are. "none" and "" are the caller's business.
+  absl::StatusOr<const Adapter*> FindAdapter(std::string_view name) const;
+  std::vector<std::string> adapter_names() const;
+
+  absl::Span<const LoadedTensor> tensors() const { return tensors_; }
+  int64_t mapped_bytes() const;  // of this language's own mappings, named adapters included
+  uint64_t checksum() const;     // FNV-1a of the packed bytes
+
+ private:
+  friend class Loader;
+  LanguageConfig config_;
+  std::shared_ptr<const Tokenizer> tokenizer_;
+  kernels::LanguageWeights weights_;
+  std::unique_ptr<Adapter> default_adapter_;
+  std::map<std::string, std::unique_ptr<Adapter>, std::less<>> adapters_;
+  std::vector<LoadedTensor> tensors_;
+  std::shared_ptr<const Arena> arena_;
+  std::shared_ptr<const void> shared_part_;  // keeps what this language's views share alive
+};
+
+struct LoadOptions {
+  kernels::Precision precision = kernels::Precision::kF32;
+};
+
+// The shared part and the languages of one model folder. Immutable; any thread.
+class Model {
+ public:
+  // Errors name the file and everything that is wrong with it. A broken language fails the load: `languages` in
+  // model.json are what the model promises (hot languages relax this later, per language).
+  static absl::StatusOr<std::shared_ptr<const Model>> Load(const std::string& directory, const LoadOptions& options);
+  ~Model();
+
+  const ModelConfig& config() const { return config_; }
+  const std::string& directory() const { return directory_; }
+  kernels::Precision precision() const { return options_.precision; }
+  const kernels::Transformer& transformer() const { return *transformer_; }
+
+  // Languages in the order of model.json.
+  absl::Span<const std::shared_ptr<const Language>> languages() const { return languages_; }
+  // By code or alias; case-insensitive, '-' and '_' alike. INVALID_ARGUMENT naming the code and near ones.
+  absl::StatusOr<std::shared_ptr<const Language>> FindLanguage(std::string_view code) const;
+  bool IsZeroShot(std::string_view source_code, std::string_view target_code) const;
+
+  absl::Span<const LoadedTensor> shared_tensors() const { return shared_tensors_; }
+  int64_t shared_mapped_bytes() const;
+  const void* shared_address() const;  // start of the one shared mapping
+  uint64_t shared_checksum() const;    // FNV-1a of the packed shared bytes, recomputed at each call
+
+ private:
+  friend class Loader;
+  Model();
+  std::string directory_;
+  LoadOptions options_;
+  ModelConfig config_;
+  std::unique_ptr<kernels::Transformer> transformer_;
+  std::vector<std::shared_ptr<const Language>> languages_;
+  std::map<std::string, std::shared_ptr<const Language>, std::less<>> by_name_;  // normalised codes and aliases
+  std::vector<LoadedTensor> shared_tensors_;
+  std::shared_ptr<const Arena> arena_;
+};
+
+// "pt_BR" -> "pt-br": how codes and aliases are compared.
+std::string NormalizeLanguageCode(std::string_view code);
+
+}  // namespace koine::model_loader
+
+#endif  // KOINE_MODEL_LOADER_MODEL_MODEL_H_

@@ -1,0 +1,62 @@
+// One sentence's work, from admission to its answer.
+#ifndef KOINE_SERVER_SCHEDULE_JOB_H_
+#define KOINE_SERVER_SCHEDULE_JOB_H_
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "kernels/decode/search.h"
+#include "model_loader/model/model.h"
+
+namespace koine::server {
+
+struct JobResult {
+  absl::Status status;
+  std::vector<kernels::Hypothesis> hypotheses;     // translate: best first
+  std::vector<std::vector<float>> alignments;      // translate, if asked: [generated tokens of the best][source tokens]
+  std::vector<float> embedding;                    // encode: [d_model]
+  std::vector<float> token_states;                 // encode, if asked: [tokens, d_model]
+  absl::Duration queued;                           // admission to first computation
+  absl::Duration computed;                         // first computation to answer
+};
+
+// Filled by server/text, queued by server/schedule, run by server/engine. After Submit only `cancelled` may be touched.
+struct Job {
+  enum class Task : uint8_t { kTranslate, kEncode };
+
+  Task task = Task::kTranslate;
+  std::shared_ptr<const model_loader::Language> source;  // null: a model without languages
+  std::shared_ptr<const model_loader::Language> target;  // translate only
+  const model_loader::Adapter* source_adapter = nullptr;  // owned by `source`
+  const model_loader::Adapter* target_adapter = nullptr;  // owned by `target`
+  std::vector<int32_t> source_ids;                        // complete, with prompt tokens; never empty
+  int32_t start_token = 0;                                // translate: decoder_start
+  kernels::SearchOptions search;                          // translate
+  bool token_states = false;                              // encode
+  bool pool_excludes_eos = false;                         // encode: the last row does not count in the mean
+  bool normalize = true;                                  // encode
+  absl::Time deadline = absl::InfiniteFuture();
+
+  // Called exactly once, on whatever thread ends the job; must not block and must not call into the queue.
+  std::function<void(JobResult)> done;
+
+  std::atomic<bool> cancelled{false};
+
+  // Set by the queue.
+  absl::Time enqueued;
+
+  // Decoder rows this job may need at once, and tokens it counts for in the queue.
+  int64_t rows() const { return task == Task::kTranslate ? search.beam_size : 0; }
+  int64_t tokens() const { return static_cast<int64_t>(source_ids.size()); }
+};
+
+using JobPtr = std::shared_ptr<Job>;
+
+}  // namespace koine::server
+
+#endif  // KOINE_SERVER_SCHEDULE_JOB_H_

@@ -1,0 +1,76 @@
+// The bounded queue between text workers and engine workers.
+//
+// Admission is one rule for every path: items and tokens. Over a bound the answer is immediate. Order is oldest first;
+// within the window that fits, jobs whose target table is already live are preferred until somebody has waited longer
+// than the age cap (the cost of mixing, DESIGN section 5).
+#ifndef KOINE_SERVER_SCHEDULE_QUEUE_H_
+#define KOINE_SERVER_SCHEDULE_QUEUE_H_
+
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/time/time.h"
+#include "absl/types/span.h"
+#include "server/schedule/job.h"
+
+namespace koine::server {
+
+struct QueueLimits {
+  int64_t max_items = 4096;
+  int64_t max_tokens = 262'144;  // 64 tokens an item on average
+};
+
+// What an engine has room for.
+struct Room {
+  int64_t rows = 0;    // decoder rows
+  int64_t tokens = 0;  // encoder tokens of one admission
+  int64_t blocks = 0;  // KV blocks
+  bool idle = false;   // nothing is live: one job larger than `rows` or `tokens` may run alone
+};
+
+struct QueueGauges {
+  int64_t items = 0;
+  int64_t tokens = 0;
+  absl::Duration oldest;
+};
+
+// Thread-safe.
+class JobQueue {
+ public:
+  explicit JobQueue(const QueueLimits& limits) : limits_(limits) {}
+
+  // All or nothing. RESOURCE_EXHAUSTED (naming the limit) when full, UNAVAILABLE when draining. On error no `done` runs.
+  absl::Status Submit(absl::Span<const JobPtr> jobs) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Takes out at once whichever of these still wait and ends them with `status`; sets `cancelled` on the others, which
+  // their engine drops between steps.
+  void Cancel(absl::Span<const JobPtr> jobs, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // Jobs that fit into `room`, oldest first; ends expired and cancelled ones on the way. Blocks up to `wait` while the
+  // queue is empty. `blocks_for` tells a job's KV blocks. `live` are the target languages an engine already runs.
+  std::vector<JobPtr> Take(const Room& room, absl::Span<const model_loader::Language* const> live, absl::Duration wait)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+
+  // No more Submit; Take returns what is left. Wakes waiting engines.
+  void Drain() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Ends everything that still waits with `status`.
+  void Abort(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
+
+  QueueGauges gauges() const ABSL_LOCKS_EXCLUDED(mutex_);
+  const QueueLimits& limits() const { return limits_; }
+
+ private:
+  const QueueLimits limits_;
+  mutable absl::Mutex mutex_;
+  std::deque<JobPtr> jobs_ ABSL_GUARDED_BY(mutex_);
+  int64_t tokens_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool draining_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace koine::server
+
+#endif  // KOINE_SERVER_SCHEDULE_QUEUE_H_
