@@ -34,7 +34,7 @@ struct SearchOptions {
 enum class FinishReason : uint8_t { kStop, kLength };
 
 struct Hypothesis {
-  std::vector<int32_t> ids;  // generated tokens, forced ones and the end mark included
+  std::vector<int32_t> ids;      // generated tokens, forced ones and the end mark included
   std::vector<float> log_probs;  // one per id
   double sum = 0;                // of log_probs
   double score = 0;              // sum / length^length_penalty
@@ -53,33 +53,50 @@ class Search {
   // REQUIRES valid options (1 <= num_hypotheses <= beam_size, max_tokens >= 1, ids within the vocabulary).
   Search(const SearchOptions& options, int64_t vocabulary);
 
-  // Live rows that the next Advance wants logits of: 1 at first, then at most beam_size.
+  // Live rows that the next Advance wants logits of: 1 at first, then at most beam_size; 0 when done.
   int64_t live_rows() const { return static_cast<int64_t>(live_.size()); }
 
   // One step. `logits` [live_rows, vocabulary] with row stride vocabulary; masked in place. Afterwards either done(),
   // or continuations() has the next live rows, best first. False (and done, with what there is) if a row of logits is
-  // not finite everywhere.
+  // not finite everywhere. If masks leave no continuation at all, search ends with what there is (kLength). A forced
+  // end mark ends the search. Does nothing and returns true when already done().
   bool Advance(float* logits);
   absl::Span<const Continuation> continuations() const { return continuations_; }
   bool done() const { return done_; }
+  // Generated tokens of each live row, forced ones included.
   int64_t steps() const { return steps_; }
 
-  // The num_hypotheses best, best first; hypotheses cut by max_tokens have finish kLength. Never empty.
+  // The num_hypotheses best, best first (fewer only where the masks and the vocabulary allow no more); hypotheses cut
+  // by max_tokens have finish kLength. Never empty.
   // REQUIRES done().
   std::vector<Hypothesis> Best() const;
 
-  // Ids of live row i so far (for prefixes and streaming).
+  // REQUIRES i < live_rows(). Ids of live row i so far (for prefixes and streaming).
   absl::Span<const int32_t> live_ids(int64_t i) const { return live_[static_cast<size_t>(i)].ids; }
 
  private:
-  void Finish(const Hypothesis& hypothesis);
+  // A continuation that competes for the next beam.
+  struct Candidate {
+    double sum = 0;  // parent's sum + log_prob
+    float log_prob = 0;
+    int32_t parent = 0;  // live row
+    int32_t rank = 0;    // among its row's best
+    int32_t token = 0;
+  };
+
+  void Finish(Hypothesis hypothesis, FinishReason reason);
+  void FinishLive();
+  void AdvanceForced(int32_t token);
+  void CollectCandidates(float* logits);
+  bool CannotImprove() const;
 
   const SearchOptions options_;
   const int64_t vocabulary_;
-  std::vector<Hypothesis> live_;
+  std::vector<Hypothesis> live_;      // best first; `score` and `finish` unused
   std::vector<Hypothesis> finished_;  // at most beam_size, best first
   std::vector<Continuation> continuations_;
-  std::vector<Scored> top_;
+  std::vector<Candidate> candidates_;  // scratch of one step
+  std::vector<Scored> top_;            // scratch of one row
   int64_t steps_ = 0;
   bool done_ = false;
 };
