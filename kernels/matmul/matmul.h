@@ -81,11 +81,11 @@ class MatmulRunner {
   MatmulRunner(const MatmulRunner&) = delete;
   MatmulRunner& operator=(const MatmulRunner&) = delete;
 
-  // y = x * W^T + bias. Row strides are in elements; bias may be null. Always overwrites y.
+  // y [rows, out] = x [rows, in] * W^T + bias [out] (may be null); both dense row-major. Always overwrites y.
   // Reads x and writes y up to RoundedRows(rows) rows: both must have that capacity, and whatever lies in y between
-  // rows and RoundedRows(rows) is lost. REQUIRES rows >= 1.
-  void Run(const float* x, int64_t rows, int64_t x_stride, const PackedMatrix& w, const float* bias, float* y,
-           int64_t y_stride);
+  // rows and RoundedRows(rows) is lost. So callers that fill slices of one buffer go in rising order.
+  // REQUIRES rows >= 1. Throws dnnl::error (a std::exception) if a primitive cannot be created.
+  void Run(const float* x, int64_t rows, const PackedMatrix& w, const float* bias, float* y);
 
   int threads() const;
   const MatmulCounts& counts() const;

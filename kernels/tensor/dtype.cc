@@ -20,7 +20,7 @@ size_t SizeOf(DType dtype) {
 
 size_t SizeOf(Precision precision) { return precision == Precision::kF32 ? 4 : 2; }
 
-std::string_view Name(DType dtype) {
+const char* Name(DType dtype) {
   switch (dtype) {
     case DType::kF32:
       return "F32";
@@ -38,12 +38,12 @@ std::string_view Name(DType dtype) {
 
 std::optional<DType> DTypeFromName(std::string_view name) {
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kI8, DType::kI32}) {
-    if (Name(dtype) == name) return dtype;
+    if (name == Name(dtype)) return dtype;
   }
   return std::nullopt;
 }
 
-std::string_view Name(Precision precision) { return precision == Precision::kF32 ? "f32" : "bf16"; }
+const char* Name(Precision precision) { return precision == Precision::kF32 ? "f32" : "bf16"; }
 
 float FromFloat16(uint16_t bits) {
   const int exponent = (bits >> 10) & 0x1f;

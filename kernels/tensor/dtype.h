@@ -20,12 +20,12 @@ enum class Precision : uint8_t { kF32, kBF16 };
 size_t SizeOf(DType dtype);
 size_t SizeOf(Precision precision);
 
-// "F32", "F16", "BF16", "I8", "I32".
-std::string_view Name(DType dtype);
+// Literals, since Abseil here does not concatenate std::string_view: "F32", "F16", "BF16", "I8", "I32".
+const char* Name(DType dtype);
 std::optional<DType> DTypeFromName(std::string_view name);
 
 // "f32", "bf16".
-std::string_view Name(Precision precision);
+const char* Name(Precision precision);
 
 inline float FromBFloat16(uint16_t bits) {
   const uint32_t wide = static_cast<uint32_t>(bits) << 16;
