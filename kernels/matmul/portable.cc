@@ -19,7 +19,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 template <int kRows>
 void Tile(const float* x, int64_t in, const float* panel, float* out /* [kRows][16] */) {
   const hn::CappedTag<float, 16> d;
-  constexpr int kMaxVectors = 4;  // 16 columns on 4-lane targets
+  constexpr int kMaxVectors = 16;  // 16 columns of one lane on the scalar target
   const int lanes = static_cast<int>(hn::Lanes(d));
   const int vectors = 16 / lanes;
   hn::Vec<decltype(d)> sums[kRows][kMaxVectors];
