@@ -39,10 +39,25 @@ struct DecodeRow {
 // What the products of one call did; the engine's step trace is made of these.
 struct ForwardTrace {
   int64_t rows = 0;
-  int64_t runs = 0;              // languages x adapters
-  int64_t shared_products = 0;   // products with shared weights: exactly one per shared matrix
+  int64_t runs = 0;               // languages x adapters
+  int64_t shared_products = 0;    // products with shared weights: exactly one per shared matrix
   int64_t language_products = 0;  // products with per-language weights
 };
+
+// Where the time of forward passes goes, in seconds; only measured while Workspace::set_profiling(true). Matrix
+// products are in MatmulRunner::counts().
+struct ForwardProfile {
+  double attention = 0;  // scores, softmax, context
+  double cache = 0;      // writing keys and values into blocks
+  double norms = 0;
+  double activations = 0;
+  double residuals = 0;  // additions, scales
+  double embedding = 0;
+};
+
+// Rows that buffers must hold for `rows` rows of several runs: products round each run's rows up, and the last run may
+// start anywhere (RoundedRows(n) <= n + n/8 + 1).
+inline int64_t RowCapacity(int64_t rows) { return rows + rows / 8 + 2; }
 
 // Buffers and the product runner of one worker. Grows to the largest batch seen. Not thread-safe.
 class Workspace {
@@ -54,6 +69,8 @@ class Workspace {
 
   MatmulRunner& matmul();
   const ForwardTrace& trace() const;  // of the last Encode, FillCrossMemory or DecodeStep
+  const ForwardProfile& profile() const;
+  void set_profiling(bool on);
   struct Impl;
   Impl& impl() { return *impl_; }
 
@@ -76,26 +93,30 @@ class Transformer {
 
   // Encoder: ids [rows] of all segments -> out [rows, d_model] (after the final norm). Segments cover all rows in
   // rising order and lie inside one run each. REQUIRES every id in its table and every length <= max_positions.
-  // out has capacity RoundedRows(rows) and row stride d_model.
+  // out has row stride d_model.
   void Encode(Workspace& workspace, absl::Span<const int32_t> ids, absl::Span<const Segment> segments,
               absl::Span<const RowRun> runs, float* out) const;
 
   // Computes the decoder's cross-attention keys and values of encoder rows, once per sentence. `runs` name the target
-  // languages. memories[i] has been reserved for segments[i]'s tokens.
+  // languages; a run may hold several segments. memories[i] has been reserved for segments[i]'s tokens. encoder_rows
+  // has capacity RowCapacity(rows).
   void FillCrossMemory(Workspace& workspace, const float* encoder_rows, absl::Span<const Segment> segments,
                        absl::Span<const RowRun> runs, absl::Span<BlockList* const> memories, KvPool& pool) const;
 
-  // One decoder step: rows [n] -> hidden [n, d_model] (after the final norm, ready for Logits). Capacity as above.
+  // One decoder step: rows [n] -> hidden [n, d_model] (after the final norm, ready for Logits). Raises the tokens of
+  // every row's self list by one.
   // alignments, if not null, has one entry a row: where to put the last layer's mean cross-attention weights
   // [source tokens], or null.
   void DecodeStep(Workspace& workspace, absl::Span<const DecodeRow> rows, absl::Span<const RowRun> runs, KvPool& pool,
                   float* hidden, absl::Span<float* const> alignments = {}) const;
 
-  // logits [rows, vocabulary] = output(hidden); row stride vocabulary; capacity RoundedRows(rows) rows on both sides.
+  // logits [rows, vocabulary] = output(hidden); row stride vocabulary. hidden and logits have capacity
+  // RoundedRows(rows).
   void Logits(Workspace& workspace, const LanguageWeights& language, const float* hidden, int64_t rows,
               float* logits) const;
 
  private:
+  class Pass;
   TransformerConfig config_;
   SharedWeights shared_;
 };

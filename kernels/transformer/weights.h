@@ -85,8 +85,8 @@ struct LayerWeights {
 
 struct StackWeights {
   std::vector<LayerWeights> layers;
-  NormWeights final_norm;           // absent without final_norm
-  NormWeights embedding_norm;       // absent without embedding_norm
+  NormWeights final_norm;            // absent without final_norm
+  NormWeights embedding_norm;        // absent without embedding_norm
   const float* positions = nullptr;  // [max_positions, d_model]; row t belongs to the t-th token of a sequence
 };
 
@@ -116,14 +116,14 @@ struct LayerAdapter {
 };
 
 struct AdapterWeights {
-  Activation activation = Activation::kRelu;  // of the bottleneck
+  Activation activation = Activation::kRelu;   // of the bottleneck
   std::vector<LayerAdapter> encoder, decoder;  // one entry a layer
 };
 
 // Rows of an embedding table, wherever they lie.
 struct EmbeddingTable {
-  PackedMatrix packed;               // tied tables: the output projection's own bytes
-  const void* rows = nullptr;        // else row-major [vocabulary, d_model]
+  PackedMatrix packed;                    // tied tables: the output projection's own bytes
+  const void* rows = nullptr;             // else row-major [vocabulary, d_model]
   Precision precision = Precision::kF32;  // of `rows`
 };
 
