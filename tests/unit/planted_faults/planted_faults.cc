@@ -1,0 +1,93 @@
+// Faults on purpose, one for each thing that tests/sanitize.sh relies on. Built with the options of the suite.
+//
+//   planted_faults FAULT
+//
+// exits 0 only if nobody noticed; 2 for an unknown name.
+#include <climits>
+#include <cstdio>
+#include <memory>
+#include <mutex>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+namespace {
+
+// Volatile: the compiler may not know what it holds.
+volatile int one = 1;
+
+void Overflow() {
+  std::vector<int> values(4);
+  int* data = values.data();
+  data[3 + one] = 1;
+}
+
+void UseAfterFree() {
+  auto value = std::make_unique<int>(1);
+  const int* left = value.get();
+  value.reset();
+  std::printf("%d\n", *left);
+}
+
+void Leak() {
+  // Through a volatile that is then lost: no pointer to the block stays on the stack or in a register.
+  volatile auto* block = new int[1024];
+  block[0] = one;
+  block = nullptr;
+  std::printf("%d\n", block == nullptr);
+}
+
+void Undefined() {
+  int value = INT_MAX;
+  value += one;
+  std::printf("%d\n", value);
+}
+
+void Race() {
+  int counter = 0;
+  auto add = [&counter] {
+    for (int i = 0; i < 100000; ++i) counter += one;
+  };
+  std::thread first(add);
+  std::thread second(add);
+  first.join();
+  second.join();
+  std::printf("%d\n", counter);
+}
+
+void Deadlock() {
+  std::mutex a;
+  std::mutex b;
+  // One after the other, so that it never really hangs; the order alone is the fault.
+  std::thread([&] {
+    std::lock_guard<std::mutex> hold_a(a);
+    std::lock_guard<std::mutex> hold_b(b);
+  }).join();
+  std::thread([&] {
+    std::lock_guard<std::mutex> hold_b(b);
+    std::lock_guard<std::mutex> hold_a(a);
+  }).join();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const std::string_view fault = argc == 2 ? argv[1] : "";
+  if (fault == "overflow") {
+    Overflow();
+  } else if (fault == "use-after-free") {
+    UseAfterFree();
+  } else if (fault == "leak") {
+    Leak();
+  } else if (fault == "undefined") {
+    Undefined();
+  } else if (fault == "race") {
+    Race();
+  } else if (fault == "deadlock") {
+    Deadlock();
+  } else {
+    std::fprintf(stderr, "usage: planted_faults overflow|use-after-free|leak|undefined|race|deadlock\n");
+    return 2;
+  }
+  return 0;
+}
