@@ -1,0 +1,182 @@
+#include "clients/cpp/client.h"
+
+#include <grpcpp/grpcpp.h>
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "google/rpc/error_details.pb.h"
+#include "koine/v1/koine.grpc.pb.h"
+
+namespace koine::client {
+namespace {
+
+constexpr char kRetryInfoUrl[] = "type.googleapis.com/google.rpc.RetryInfo";
+
+absl::Status MakeStatus(int code, const std::string& message, const google::rpc::Status& details) {
+  // gRPC's and Abseil's codes are the same numbers, 0 to 16.
+  const bool known = code >= 0 && code <= 16;
+  absl::Status status(known ? static_cast<absl::StatusCode>(code) : absl::StatusCode::kUnknown, message);
+  if (status.ok()) return status;
+  for (const google::protobuf::Any& detail : details.details()) {
+    status.SetPayload(detail.type_url(), absl::Cord(detail.value()));
+  }
+  return status;
+}
+
+absl::Status FromGrpc(const grpc::Status& status) {
+  if (status.ok()) return absl::OkStatus();
+  google::rpc::Status details;
+  // Details that cannot be read are no reason to hide the error itself.
+  if (!details.ParseFromString(status.error_details())) details.Clear();
+  return MakeStatus(static_cast<int>(status.error_code()), status.error_message(), details);
+}
+
+std::chrono::system_clock::time_point DeadlineAfter(absl::Duration timeout) {
+  if (timeout >= absl::Hours(24 * 365)) return std::chrono::system_clock::time_point::max();
+  return absl::ToChronoTime(absl::Now() + timeout);
+}
+
+// A proxy from the environment cannot know this machine's loopback.
+bool IsLoopback(absl::string_view address) {
+  return absl::StartsWith(address, "localhost:") || absl::StartsWith(address, "127.") ||
+         absl::StartsWith(address, "[::1]");
+}
+
+// What a call in flight needs, owned by its callback.
+template <typename Request, typename Reply>
+struct Call {
+  grpc::ClientContext context;
+  Request request;
+  Reply reply;
+};
+
+}  // namespace
+
+struct Client::State {
+  ClientOptions options;
+  std::shared_ptr<grpc::Channel> channel;
+  std::unique_ptr<v1::Koine::Stub> stub;
+
+  template <typename Request, typename Reply>
+  absl::StatusOr<Reply> Run(grpc::Status (v1::Koine::Stub::*method)(grpc::ClientContext*, const Request&, Reply*),
+                            const Request& request) const {
+    grpc::ClientContext context;
+    context.set_deadline(DeadlineAfter(options.timeout));
+    Reply reply;
+    if (absl::Status status = FromGrpc((stub.get()->*method)(&context, request, &reply)); !status.ok()) return status;
+    return reply;
+  }
+};
+
+absl::StatusOr<Client> Client::Connect(const ClientOptions& options) {
+  if (options.address.empty()) return absl::InvalidArgumentError("the server's address is empty");
+  auto state = std::make_shared<State>();
+  state->options = options;
+
+  grpc::ChannelArguments arguments;
+  const int max_bytes = options.max_message_bytes > std::numeric_limits<int>::max()
+                            ? -1  // gRPC's "no limit"
+                            : static_cast<int>(std::max<int64_t>(options.max_message_bytes, 0));
+  arguments.SetMaxReceiveMessageSize(max_bytes);
+  arguments.SetMaxSendMessageSize(max_bytes);
+  arguments.SetUserAgentPrefix("koine-client");
+  if (options.own_connection) arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  if (IsLoopback(options.address)) arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  state->channel = grpc::CreateCustomChannel(options.address, grpc::InsecureChannelCredentials(), arguments);
+  state->stub = v1::Koine::NewStub(state->channel);
+
+  const auto deadline = DeadlineAfter(options.connect_timeout);
+  for (grpc_connectivity_state now = state->channel->GetState(true); now != GRPC_CHANNEL_READY;
+       now = state->channel->GetState(true)) {
+    if (now == GRPC_CHANNEL_TRANSIENT_FAILURE || now == GRPC_CHANNEL_SHUTDOWN) {
+      // A call on a failed channel fails at once and says what the connection died of.
+      grpc::ClientContext context;
+      context.set_deadline(DeadlineAfter(absl::Seconds(1)));
+      v1::GetServerStatsResponse reply;
+      const grpc::Status why = state->stub->GetServerStats(&context, {}, &reply);
+      if (why.ok()) break;  // it has come up meanwhile
+      return absl::UnavailableError(absl::StrCat("cannot reach ", options.address, ": ", why.error_message()));
+    }
+    if (!state->channel->WaitForStateChange(now, deadline)) {
+      return absl::UnavailableError(absl::StrCat("cannot reach ", options.address, ": no connection within ",
+                                                 absl::FormatDuration(options.connect_timeout)));
+    }
+  }
+  return Client(std::move(state));
+}
+
+absl::StatusOr<v1::TranslateResponse> Client::Translate(const v1::TranslateRequest& request) const {
+  return state_->Run(&v1::Koine::Stub::Translate, request);
+}
+
+absl::StatusOr<v1::EncodeResponse> Client::Encode(const v1::EncodeRequest& request) const {
+  return state_->Run(&v1::Koine::Stub::Encode, request);
+}
+
+absl::StatusOr<v1::ListLanguagesResponse> Client::ListLanguages(const v1::ListLanguagesRequest& request) const {
+  return state_->Run(&v1::Koine::Stub::ListLanguages, request);
+}
+
+absl::StatusOr<v1::GetModelInfoResponse> Client::GetModelInfo(const v1::GetModelInfoRequest& request) const {
+  return state_->Run(&v1::Koine::Stub::GetModelInfo, request);
+}
+
+absl::StatusOr<v1::GetParameterStatsResponse> Client::GetParameterStats(
+    const v1::GetParameterStatsRequest& request) const {
+  return state_->Run(&v1::Koine::Stub::GetParameterStats, request);
+}
+
+absl::StatusOr<v1::GetServerStatsResponse> Client::GetServerStats(const v1::GetServerStatsRequest& request) const {
+  return state_->Run(&v1::Koine::Stub::GetServerStats, request);
+}
+
+void Client::TranslateAsync(const v1::TranslateRequest& request, ReplyCallback<v1::TranslateResponse> done) const {
+  auto call = std::make_shared<Call<v1::TranslateRequest, v1::TranslateResponse>>();
+  call->context.set_deadline(DeadlineAfter(state_->options.timeout));
+  call->request = request;
+  state_->stub->async()->Translate(&call->context, &call->request, &call->reply,
+                                   [call, state = state_, done = std::move(done)](const grpc::Status& status) {
+                                     if (status.ok()) {
+                                       done(std::move(call->reply));
+                                     } else {
+                                       done(FromGrpc(status));
+                                     }
+                                   });
+}
+
+void Client::EncodeAsync(const v1::EncodeRequest& request, ReplyCallback<v1::EncodeResponse> done) const {
+  auto call = std::make_shared<Call<v1::EncodeRequest, v1::EncodeResponse>>();
+  call->context.set_deadline(DeadlineAfter(state_->options.timeout));
+  call->request = request;
+  state_->stub->async()->Encode(&call->context, &call->request, &call->reply,
+                                [call, state = state_, done = std::move(done)](const grpc::Status& status) {
+                                  if (status.ok()) {
+                                    done(std::move(call->reply));
+                                  } else {
+                                    done(FromGrpc(status));
+                                  }
+                                });
+}
+
+const ClientOptions& Client::options() const { return state_->options; }
+
+absl::Status ItemStatus(const google::rpc::Status& status) {
+  return MakeStatus(status.code(), status.message(), status);
+}
+
+std::optional<absl::Duration> RetryDelay(const absl::Status& status) {
+  const auto payload = status.GetPayload(kRetryInfoUrl);
+  google::rpc::RetryInfo info;
+  if (!payload.has_value() || !info.ParseFromString(std::string(*payload)) || !info.has_retry_delay()) {
+    return std::nullopt;
+  }
+  return absl::Seconds(info.retry_delay().seconds()) + absl::Nanoseconds(info.retry_delay().nanos());
+}
+
+}  // namespace koine::client
