@@ -14,9 +14,9 @@ fail() { failed=$((failed + 1)) && echo "lint: FAILED: $1"; }
 ours() { git ls-files --cached --others --exclude-standard -- "$@" | sort -u | while read -r f; do [[ ! -f $f ]] || echo "$f"; done; }
 
 # 1. Shell scripts.
-if printf '#!/bin/bash\nrm -r $1\n' | shellcheck - >/dev/null; then fail "shellcheck missed a planted fault"; else
+if printf '#!/bin/bash\ncd "$1"\n' | shellcheck --severity=warning - >/dev/null; then fail "shellcheck missed a planted fault"; else
   mapfile -t scripts < <(ours '*.sh' .ci/run)
-  if shellcheck "${scripts[@]}"; then pass "shellcheck (${#scripts[@]} files)"; else fail "shellcheck"; fi
+  if shellcheck --severity=warning "${scripts[@]}"; then pass "shellcheck (${#scripts[@]} files)"; else fail "shellcheck"; fi
 fi
 
 # 2. Layout of the sources.
