@@ -34,10 +34,10 @@ struct Positions {
 struct AdapterConfig {
   AdapterKind kind = AdapterKind::kNone;
   bool scale_self_attention = false, scale_cross_attention = false, scale_feed_forward = false;  // scale: sites
-  int rank = 0;                                                                // bottleneck, lora
-  kernels::Activation activation = kernels::Activation::kRelu;                 // bottleneck
-  double alpha = 0;                                                            // lora
-  bool rank_stabilised = false;                                                // lora: alpha/sqrt(r), not alpha/r
+  int rank = 0;                                                                                  // bottleneck, lora
+  kernels::Activation activation = kernels::Activation::kRelu;                                   // bottleneck
+  double alpha = 0;                                                                              // lora
+  bool rank_stabilised = false;  // lora: alpha/sqrt(r), not alpha/r
 };
 
 // Prompt elements: "$text", "$source", "$target" or a piece.

@@ -1,0 +1,557 @@
+#include "model_loader/format/config.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstddef>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "model_loader/format/json_fields.h"
+#include "model_loader/safetensors/strict_json.h"
+
+namespace koine::model_loader {
+namespace {
+
+using kernels::Activation;
+using kernels::LayerOwner;
+using kernels::NormType;
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+// Bounds that every published model stays far below; a hostile file can neither overflow a product of two of them (at
+// most 2^16 * 2^20) nor make us allocate much before the tensor files have to prove their size.
+constexpr size_t kMaxConfigBytes = size_t{1} << 20;
+constexpr int64_t kMaxModelWidth = 65'536;   // d_model, heads * d_head
+constexpr int64_t kMaxFfnWidth = 1'048'576;  // 16 * 65,536
+constexpr int64_t kMaxHeads = 1'024;
+constexpr int64_t kMaxLayers = 1'024;
+constexpr int64_t kMaxPositions = 1'048'576;
+// Sinusoidal tables are computed, so no file proves their size: 2^26 floats are 256 MiB.
+constexpr int64_t kMaxComputedPositions = int64_t{1} << 26;
+constexpr int64_t kMaxRank = 65'536;
+constexpr double kMaxScale = 1e6;
+
+const std::vector<std::pair<std::string, Activation>>& Activations() {
+  static const auto& values = *new std::vector<std::pair<std::string, Activation>>{{"relu", Activation::kRelu},
+                                                                                   {"gelu", Activation::kGelu},
+                                                                                   {"gelu_tanh", Activation::kGeluTanh},
+                                                                                   {"silu", Activation::kSilu}};
+  return values;
+}
+
+std::string ActivationName(Activation activation) {
+  for (const auto& [name, value] : Activations()) {
+    if (value == activation) return name;
+  }
+  return "";
+}
+
+// Language codes are folder names: no separators, no dots, nothing a shell or a path would take for more.
+bool IsLanguageCode(const std::string& code) {
+  constexpr size_t kMaxCode = 64;
+  return !code.empty() && code.size() <= kMaxCode && absl::ascii_isalnum(static_cast<unsigned char>(code.front())) &&
+         std::all_of(code.begin(), code.end(),
+                     [](char c) { return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_'; });
+}
+
+constexpr char kCodeRule[] = "letters, digits, '-' and '_', at most 64, beginning with a letter or digit";
+
+std::string FoldCode(const std::string& code) { return absl::StrReplaceAll(absl::AsciiStrToLower(code), {{"_", "-"}}); }
+
+void RefuseTokenizerKey(Fields& fields) {
+  if (fields.Any("tokenizer") == nullptr) return;
+  fields.Fault("tokenizer",
+               "other tokenizer kinds are not supported by this version; leave the key out and provide tokenizer.model "
+               "(SentencePiece, with its own ids)");
+}
+
+AdapterConfig ReadAdapter(Fields fields) {
+  AdapterConfig adapter;
+  if (!fields.present()) return adapter;
+  adapter.kind = fields.Enum<AdapterKind>("kind", {{"none", AdapterKind::kNone},
+                                                   {"scale", AdapterKind::kScale},
+                                                   {"bottleneck", AdapterKind::kBottleneck},
+                                                   {"lora", AdapterKind::kLora}});
+  switch (adapter.kind) {
+    case AdapterKind::kNone:
+      break;
+    case AdapterKind::kScale: {
+      for (const std::string& site : fields.Strings("sites", true)) {
+        bool* flag = site == "self_attn"    ? &adapter.scale_self_attention
+                     : site == "cross_attn" ? &adapter.scale_cross_attention
+                     : site == "ffn"        ? &adapter.scale_feed_forward
+                                            : nullptr;
+        if (flag == nullptr) {
+          fields.Fault("sites", absl::StrCat("\"", Printable(site), "\" is no site (self_attn, cross_attn, ffn)"));
+        } else if (*flag) {
+          fields.Fault("sites", absl::StrCat("holds \"", site, "\" twice"));
+        } else {
+          *flag = true;
+        }
+      }
+      const json* sites = fields.Any("sites");
+      if (sites != nullptr && sites->is_array() && sites->empty()) fields.Fault("sites", "must not be empty");
+      break;
+    }
+    case AdapterKind::kBottleneck:
+      adapter.rank = static_cast<int>(fields.Int("rank", 1, kMaxRank));
+      adapter.activation = fields.Enum("activation", Activations(), std::optional(Activation::kRelu));
+      break;
+    case AdapterKind::kLora:
+      adapter.rank = static_cast<int>(fields.Int("rank", 1, kMaxRank));
+      adapter.alpha = fields.Number("alpha", 0, true, kMaxScale);
+      adapter.rank_stabilised = fields.Bool("rank_stabilised", false);
+      break;
+  }
+  fields.Done();
+  return adapter;
+}
+
+Positions ReadPositions(Fields fields, int64_t d_model) {
+  Positions positions;
+  positions.type = fields.Enum<PositionType>(
+      "type", {{"sinusoidal", PositionType::kSinusoidal}, {"learned", PositionType::kLearned}});
+  positions.first_position = fields.Int("first_position", 0, kMaxPositions - 1, 0);
+  positions.max_positions = fields.Int("max_positions", 1, kMaxPositions);
+  if (positions.first_position >= positions.max_positions && fields.present()) {
+    fields.Fault("first_position", absl::StrCat("is ", positions.first_position, ", which leaves none of the ",
+                                                positions.max_positions, " max_positions"));
+  }
+  if (positions.type == PositionType::kSinusoidal) {
+    // The enums have one value or two so far; they are spelled out in the file because other families differ.
+    fields.Enum<int>("layout", {{"sin_then_cos", 0}});
+    positions.base = fields.Number("base", 0, true, 1e12, 10'000);
+    positions.exponent_half_minus_one =
+        fields.Enum<bool>("exponent", {{"i/(d_model/2-1)", true}, {"2i/d_model", false}});
+    if (d_model % 2 != 0) fields.Fault("type", absl::StrCat("sinusoidal needs an even d_model, not ", d_model));
+    if (positions.exponent_half_minus_one && d_model < 4) {
+      fields.Fault("exponent", absl::StrCat("i/(d_model/2-1) needs d_model of at least 4, not ", d_model));
+    }
+    if (positions.max_positions > kMaxComputedPositions / d_model) {
+      fields.Fault("max_positions", absl::StrCat(positions.max_positions, " rows of ", d_model, " exceed the ",
+                                                 kMaxComputedPositions, " values a computed table may have"));
+    }
+  }
+  fields.Done();
+  return positions;
+}
+
+void ReadArchitecture(Fields fields, ModelConfig& config) {
+  kernels::TransformerConfig& architecture = config.architecture;
+  config.kind = fields.Enum<ModelKind>(
+      "kind", {{"encoder-decoder", ModelKind::kEncoderDecoder}, {"encoder", ModelKind::kEncoder}});
+  const bool decodes = config.kind == ModelKind::kEncoderDecoder;
+  architecture.d_model = static_cast<int>(fields.Int("d_model", 1, kMaxModelWidth));
+  architecture.heads = static_cast<int>(fields.Int("heads", 1, kMaxHeads));
+  architecture.d_head = static_cast<int>(fields.Int("d_head", 1, kMaxModelWidth));
+  if (int64_t{architecture.heads} * architecture.d_head > kMaxModelWidth) {
+    fields.Fault("d_head", absl::StrCat("heads * d_head is ", int64_t{architecture.heads} * architecture.d_head,
+                                        "; at most ", kMaxModelWidth, " is allowed"));
+  }
+  architecture.d_ffn = static_cast<int>(fields.Int("d_ffn", 1, kMaxFfnWidth));
+  const int64_t encoder_layers = fields.Int("encoder_layers", 1, kMaxLayers);
+  const int64_t decoder_layers =
+      decodes ? fields.Int("decoder_layers", 1, kMaxLayers) : fields.Int("decoder_layers", 0, 0, 0);
+  architecture.encoder_layers.assign(static_cast<size_t>(encoder_layers), LayerOwner::kShared);
+  architecture.decoder_layers.assign(static_cast<size_t>(decoder_layers), LayerOwner::kShared);
+
+  Fields norm = fields.Object("norm", true);
+  architecture.norm_type =
+      norm.Enum<NormType>("type", {{"layer_norm", NormType::kLayerNorm}, {"rms_norm", NormType::kRmsNorm}});
+  architecture.norm_eps = static_cast<float>(norm.Number("eps", 1e-20, false, 1));
+  architecture.pre_norm = norm.Enum<bool>("placement", {{"pre", true}, {"post", false}});
+  norm.Done();
+
+  architecture.final_norm = fields.Bool("final_norm");
+  architecture.linear_bias = fields.Bool("linear_bias", true);
+  architecture.activation = fields.Enum("activation", Activations());
+  architecture.gated_ffn = fields.Bool("gated_ffn", false);
+  // The lower bounds keep the f32 value a normal number.
+  architecture.attention_scale = static_cast<float>(fields.Number("attention_scale", 1e-20, false, kMaxScale));
+  architecture.embedding_scale = static_cast<float>(fields.Number("embedding_scale", 1e-20, false, kMaxScale, 1));
+  architecture.embedding_norm = fields.Bool("embedding_norm", false);
+  architecture.tied_output = fields.Bool("tied_output", true);
+  architecture.output_bias = fields.Bool("output_bias", false);
+  if (!decodes && !architecture.tied_output) fields.Fault("tied_output", "an encoder has no output projection");
+  if (!decodes && architecture.output_bias) fields.Fault("output_bias", "an encoder has no output projection");
+
+  config.positions = ReadPositions(fields.Object("positions", true), architecture.d_model);
+  architecture.max_positions = std::max<int64_t>(0, config.positions.max_positions - config.positions.first_position);
+  fields.Done();
+}
+
+void ReadSharing(Fields fields, ModelConfig& config) {
+  kernels::TransformerConfig& architecture = config.architecture;
+  config.shared_embedding = fields.Enum<bool>("embedding", {{"language", false}, {"shared", true}}, false);
+  architecture.language_heads = static_cast<int>(fields.Int("language_heads", 0, architecture.heads, 0));
+
+  Fields layers = fields.Object("language_layers", false);
+  config.layer_scope = layers.Enum<LayerScope>(
+      "scope", {{"attention", LayerScope::kAttention}, {"layer", LayerScope::kLayer}}, LayerScope::kAttention);
+  const LayerOwner owner =
+      config.layer_scope == LayerScope::kLayer ? LayerOwner::kLanguageLayer : LayerOwner::kLanguageAttention;
+  const auto read = [&](const char* side, std::vector<LayerOwner>& owners) {
+    for (const int64_t layer : layers.Ints(side, 0, static_cast<int64_t>(owners.size()) - 1)) {
+      owners[static_cast<size_t>(layer)] = owner;
+    }
+  };
+  read("encoder", architecture.encoder_layers);
+  read("decoder", architecture.decoder_layers);
+  layers.Done();
+  fields.Done();
+}
+
+// A prompt element must be a piece or one of the words in `words`.
+void CheckElement(Fields& fields, const char* key, const std::string& element, const std::vector<std::string>& words) {
+  // "$" followed by a letter can only be meant as a word of ours.
+  if (element.size() < 2 || element[0] != '$' || !absl::ascii_isalpha(static_cast<unsigned char>(element[1]))) return;
+  if (std::find(words.begin(), words.end(), element) != words.end()) return;
+  fields.Fault(key,
+               absl::StrCat("\"", Printable(element), "\" has no meaning here (",
+                            words.empty() ? "a piece is expected" : absl::StrJoin(words, ", ") + " or a piece", ")"));
+}
+
+void ReadPrompt(Fields fields, ModelConfig& config) {
+  Prompt& prompt = config.prompt;
+  prompt.source = fields.Strings("source", true);
+  for (const std::string& element : prompt.source) {
+    CheckElement(fields, "source", element, {"$text", "$source", "$target"});
+  }
+  if (std::count(prompt.source.begin(), prompt.source.end(), "$text") != 1 && fields.Has("source")) {
+    fields.Fault("source", "must hold \"$text\" exactly once");
+  }
+  if (config.kind == ModelKind::kEncoderDecoder) {
+    prompt.decoder_start = fields.String("decoder_start");
+    CheckElement(fields, "decoder_start", prompt.decoder_start, {});
+    const json* start = fields.Any("decoder_start");
+    if (start != nullptr && start->is_string() && prompt.decoder_start.empty()) {
+      fields.Fault("decoder_start", "must be a piece");
+    }
+    prompt.decoder_forced = fields.Strings("decoder_forced", false);
+    for (const std::string& element : prompt.decoder_forced) {
+      CheckElement(fields, "decoder_forced", element, {"$source", "$target"});
+    }
+  } else {
+    for (const char* key : {"decoder_start", "decoder_forced"}) {
+      if (fields.Any(key) != nullptr) fields.Fault(key, "an encoder has no decoder");
+    }
+  }
+  fields.Done();
+}
+
+void ReadSpecialTokens(Fields fields, ModelConfig& config) {
+  const auto read = [&fields](const char* key, bool required) {
+    if (!required && !fields.Has(key)) {
+      fields.Any(key);
+      return int32_t{-1};
+    }
+    return static_cast<int32_t>(fields.Int(key, 0, INT32_MAX));
+  };
+  config.special_tokens.pad = read("pad", false);
+  config.special_tokens.bos = read("bos", false);
+  // Decoding ends with eos; without it nothing would.
+  config.special_tokens.eos = read("eos", config.kind == ModelKind::kEncoderDecoder);
+  config.special_tokens.unk = read("unk", false);
+  fields.Done();
+}
+
+void ReadPooling(Fields fields, ModelConfig& config) {
+  if (!fields.present()) return;
+  config.pooling.mode =
+      fields.Enum<PoolingMode>("mode", {{"mean", PoolingMode::kMean}, {"cls", PoolingMode::kCls}}, PoolingMode::kMean);
+  config.pooling.includes_eos = fields.Bool("includes_eos", true);
+  config.pooling.normalize = fields.Bool("normalize", true);
+  fields.Done();
+}
+
+void ReadTasks(Fields& fields, ModelConfig& config) {
+  const std::vector<std::string> tasks = fields.Strings("tasks", true);
+  for (const std::string& task : tasks) {
+    bool* flag = task == "translate" ? &config.translates : task == "encode" ? &config.encodes : nullptr;
+    if (flag == nullptr) {
+      fields.Fault("tasks", absl::StrCat("\"", Printable(task), "\" is no task (translate, encode)"));
+    } else if (*flag) {
+      fields.Fault("tasks", absl::StrCat("holds \"", task, "\" twice"));
+    } else {
+      *flag = true;
+    }
+  }
+  const json* list = fields.Any("tasks");
+  if (list != nullptr && list->is_array() && list->empty()) fields.Fault("tasks", "must not be empty");
+  if (config.translates && config.kind == ModelKind::kEncoder) {
+    fields.Fault("tasks", "an encoder cannot translate");
+  }
+}
+
+void ReadLanguages(Fields& fields, ModelConfig& config) {
+  std::vector<std::string> folded;
+  for (const std::string& code : fields.Strings("languages", false)) {
+    if (!IsLanguageCode(code)) {
+      fields.Fault("languages", absl::StrCat("\"", Printable(code), "\" is no language code (", kCodeRule, ")"));
+      continue;
+    }
+    std::string fold = FoldCode(code);
+    if (std::find(folded.begin(), folded.end(), fold) != folded.end()) {
+      fields.Fault("languages",
+                   absl::StrCat("holds \"", code, "\" twice (case does not count, '-' and '_' are alike)"));
+      continue;
+    }
+    folded.push_back(std::move(fold));
+    config.languages.push_back(code);
+  }
+}
+
+// "de-fr"; codes may hold '-' themselves, so the two halves must be languages of the model.
+void ReadZeroShotPairs(Fields& fields, ModelConfig& config) {
+  const auto known = [&config](const std::string& code) {
+    return std::find(config.languages.begin(), config.languages.end(), code) != config.languages.end();
+  };
+  for (const std::string& text : fields.Strings("zero_shot_pairs", false)) {
+    std::vector<LanguagePair> readings;
+    for (size_t dash = text.find('-'); dash != std::string::npos; dash = text.find('-', dash + 1)) {
+      LanguagePair pair{text.substr(0, dash), text.substr(dash + 1)};
+      if (known(pair.source) && known(pair.target)) readings.push_back(std::move(pair));
+    }
+    if (readings.size() != 1) {
+      fields.Fault("zero_shot_pairs",
+                   absl::StrCat("\"", Printable(text), "\" is ",
+                                readings.empty() ? "not SOURCE-TARGET with two codes of \"languages\""
+                                                 : "ambiguous: it can be split in two ways"));
+      continue;
+    }
+    const LanguagePair& pair = readings.front();
+    const bool twice = std::any_of(
+        config.zero_shot_pairs.begin(), config.zero_shot_pairs.end(),
+        [&pair](const LanguagePair& other) { return other.source == pair.source && other.target == pair.target; });
+    if (twice) {
+      fields.Fault("zero_shot_pairs", absl::StrCat("holds \"", text, "\" twice"));
+      continue;
+    }
+    config.zero_shot_pairs.push_back(pair);
+  }
+}
+
+void ReadFormat(Fields& fields) {
+  const std::string format = fields.String("format");
+  if (fields.Has("format") && format != "koine") {
+    fields.Fault("format", absl::StrCat("must be \"koine\", not \"", Printable(format), "\""));
+  }
+  const int64_t version = fields.Int("format_version", 1, INT32_MAX);
+  if (version > kFormatVersion) {
+    fields.Fault("format_version", absl::StrCat("is ", version, "; this build reads versions up to ", kFormatVersion));
+  }
+}
+
+absl::StatusOr<json> ParseConfigJson(std::string_view text, const std::string& where) {
+  if (text.size() > kMaxConfigBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(where, ": ", text.size(), " bytes; at most ", kMaxConfigBytes, " are allowed"));
+  }
+  absl::StatusOr<json> value = ParseStrictJson(text);
+  if (!value.ok()) return absl::InvalidArgumentError(absl::StrCat(where, ": ", value.status().message()));
+  return value;
+}
+
+// The shortest decimal that is this float again, so that 1e-5F is written 1e-05 and not 9.99999974737875e-06.
+double Decimal(float value) {
+  char buffer[32];
+  const std::to_chars_result end = std::to_chars(buffer, buffer + sizeof(buffer), value);
+  double result = value;
+  std::from_chars(buffer, end.ptr, result);
+  return result;
+}
+
+std::string Text(const ordered_json& value) {
+  return value.dump(2, ' ', false, ordered_json::error_handler_t::replace) + "\n";
+}
+
+ordered_json AdapterJson(const AdapterConfig& adapter) {
+  switch (adapter.kind) {
+    case AdapterKind::kNone:
+      return {{"kind", "none"}};
+    case AdapterKind::kScale: {
+      ordered_json sites = ordered_json::array();
+      if (adapter.scale_self_attention) sites.push_back("self_attn");
+      if (adapter.scale_cross_attention) sites.push_back("cross_attn");
+      if (adapter.scale_feed_forward) sites.push_back("ffn");
+      return {{"kind", "scale"}, {"sites", sites}};
+    }
+    case AdapterKind::kBottleneck:
+      return {{"kind", "bottleneck"}, {"rank", adapter.rank}, {"activation", ActivationName(adapter.activation)}};
+    case AdapterKind::kLora:
+      return {{"kind", "lora"},
+              {"rank", adapter.rank},
+              {"alpha", adapter.alpha},
+              {"rank_stabilised", adapter.rank_stabilised}};
+  }
+  return {};
+}
+
+ordered_json OwnLayers(const std::vector<LayerOwner>& layers) {
+  ordered_json result = ordered_json::array();
+  for (size_t i = 0; i < layers.size(); ++i) {
+    if (layers[i] != LayerOwner::kShared) result.push_back(i);
+  }
+  return result;
+}
+
+}  // namespace
+
+absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view text, const std::string& where) {
+  const absl::StatusOr<json> value = ParseConfigJson(text, where);
+  if (!value.ok()) return value.status();
+  Faults faults(where);
+  Fields fields(&*value, "", &faults);
+  ModelConfig config;
+  ReadFormat(fields);
+  config.name = fields.String("name");
+  if (fields.Has("name") && config.name.empty()) fields.Fault("name", "must be a non-empty string");
+  config.license = fields.String("license", "");
+  ReadArchitecture(fields.Object("architecture", true), config);
+  ReadTasks(fields, config);
+  ReadSharing(fields.Object("sharing", false), config);
+  ReadPrompt(fields.Object("prompt", true), config);
+  ReadSpecialTokens(fields.Object("special_tokens", true), config);
+  ReadPooling(fields.Object("pooling", false), config);
+  ReadLanguages(fields, config);
+  ReadZeroShotPairs(fields, config);
+  RefuseTokenizerKey(fields);
+  fields.Done();
+  if (!faults.empty()) return faults.ToStatus();
+  return config;
+}
+
+absl::StatusOr<LanguageConfig> ParseLanguageConfig(std::string_view text, const std::string& where) {
+  const absl::StatusOr<json> value = ParseConfigJson(text, where);
+  if (!value.ok()) return value.status();
+  Faults faults(where);
+  Fields fields(&*value, "", &faults);
+  LanguageConfig config;
+  config.code = fields.String("code");
+  if (fields.Has("code") && !IsLanguageCode(config.code)) {
+    fields.Fault("code", absl::StrCat("\"", Printable(config.code), "\" is no language code (", kCodeRule, ")"));
+  }
+  config.name = fields.String("name", "");
+  config.native_name = fields.String("native_name", "");
+  config.script = fields.String("script", "");
+  config.direction = fields.Enum<std::string>("direction", {{"ltr", "ltr"}, {"rtl", "rtl"}}, "ltr");
+  for (const std::string& alias : fields.Strings("aliases", false)) {
+    if (IsLanguageCode(alias)) {
+      config.aliases.push_back(alias);
+    } else {
+      fields.Fault("aliases", absl::StrCat("\"", Printable(alias), "\" is no language code (", kCodeRule, ")"));
+    }
+  }
+  config.tag = fields.String("tag", "");
+  config.adapter = ReadAdapter(fields.Object("adapter", false));
+  RefuseTokenizerKey(fields);
+  fields.Done();
+  if (!faults.empty()) return faults.ToStatus();
+  return config;
+}
+
+absl::StatusOr<AdapterConfig> ParseAdapterConfig(std::string_view text, const std::string& where) {
+  const absl::StatusOr<json> value = ParseConfigJson(text, where);
+  if (!value.ok()) return value.status();
+  Faults faults(where);
+  const AdapterConfig config = ReadAdapter(Fields(&*value, "", &faults));
+  if (!faults.empty()) return faults.ToStatus();
+  return config;
+}
+
+std::string ToJson(const ModelConfig& config) {
+  const kernels::TransformerConfig& architecture = config.architecture;
+  const bool decodes = config.kind == ModelKind::kEncoderDecoder;
+  ordered_json root;
+  root["format"] = "koine";
+  root["format_version"] = kFormatVersion;
+  root["name"] = config.name;
+  if (!config.license.empty()) root["license"] = config.license;
+  root["tasks"] = ordered_json::array();
+  if (config.translates) root["tasks"].push_back("translate");
+  if (config.encodes) root["tasks"].push_back("encode");
+
+  ordered_json& shape = root["architecture"];
+  shape["kind"] = decodes ? "encoder-decoder" : "encoder";
+  shape["d_model"] = architecture.d_model;
+  shape["heads"] = architecture.heads;
+  shape["d_head"] = architecture.d_head;
+  shape["d_ffn"] = architecture.d_ffn;
+  shape["encoder_layers"] = architecture.encoder_layers.size();
+  shape["decoder_layers"] = architecture.decoder_layers.size();
+  shape["norm"] = {{"type", architecture.norm_type == NormType::kLayerNorm ? "layer_norm" : "rms_norm"},
+                   {"eps", Decimal(architecture.norm_eps)},
+                   {"placement", architecture.pre_norm ? "pre" : "post"}};
+  shape["final_norm"] = architecture.final_norm;
+  shape["linear_bias"] = architecture.linear_bias;
+  shape["activation"] = ActivationName(architecture.activation);
+  shape["gated_ffn"] = architecture.gated_ffn;
+  shape["attention_scale"] = Decimal(architecture.attention_scale);
+  shape["embedding_scale"] = Decimal(architecture.embedding_scale);
+  shape["embedding_norm"] = architecture.embedding_norm;
+  ordered_json& positions = shape["positions"];
+  if (config.positions.type == PositionType::kSinusoidal) {
+    positions["type"] = "sinusoidal";
+    positions["layout"] = "sin_then_cos";
+    positions["base"] = config.positions.base;
+    positions["exponent"] = config.positions.exponent_half_minus_one ? "i/(d_model/2-1)" : "2i/d_model";
+  } else {
+    positions["type"] = "learned";
+  }
+  positions["first_position"] = config.positions.first_position;
+  positions["max_positions"] = config.positions.max_positions;
+  shape["tied_output"] = architecture.tied_output;
+  shape["output_bias"] = architecture.output_bias;
+
+  root["sharing"] = {{"embedding", config.shared_embedding ? "shared" : "language"},
+                     {"language_heads", architecture.language_heads},
+                     {"language_layers",
+                      {{"encoder", OwnLayers(architecture.encoder_layers)},
+                       {"decoder", OwnLayers(architecture.decoder_layers)},
+                       {"scope", config.layer_scope == LayerScope::kLayer ? "layer" : "attention"}}}};
+
+  root["prompt"]["source"] = config.prompt.source;
+  if (decodes) {
+    root["prompt"]["decoder_start"] = config.prompt.decoder_start;
+    if (!config.prompt.decoder_forced.empty()) root["prompt"]["decoder_forced"] = config.prompt.decoder_forced;
+  }
+  root["special_tokens"] = ordered_json::object();
+  const SpecialTokens& tokens = config.special_tokens;
+  for (const auto& [key, id] : std::initializer_list<std::pair<const char*, int32_t>>{
+           {"pad", tokens.pad}, {"bos", tokens.bos}, {"eos", tokens.eos}, {"unk", tokens.unk}}) {
+    if (id >= 0) root["special_tokens"][key] = id;
+  }
+  root["pooling"] = {{"mode", config.pooling.mode == PoolingMode::kMean ? "mean" : "cls"},
+                     {"includes_eos", config.pooling.includes_eos},
+                     {"normalize", config.pooling.normalize}};
+  if (!config.zero_shot_pairs.empty()) {
+    for (const LanguagePair& pair : config.zero_shot_pairs) {
+      root["zero_shot_pairs"].push_back(absl::StrCat(pair.source, "-", pair.target));
+    }
+  }
+  root["languages"] = config.languages;
+  return Text(root);
+}
+
+std::string ToJson(const LanguageConfig& config) {
+  ordered_json root;
+  root["code"] = config.code;
+  if (!config.name.empty()) root["name"] = config.name;
+  if (!config.native_name.empty()) root["native_name"] = config.native_name;
+  if (!config.script.empty()) root["script"] = config.script;
+  root["direction"] = config.direction.empty() ? "ltr" : config.direction;
+  root["aliases"] = config.aliases;
+  if (!config.tag.empty()) root["tag"] = config.tag;
+  root["adapter"] = AdapterJson(config.adapter);
+  return Text(root);
+}
+
+std::string ToJson(const AdapterConfig& config) { return Text(AdapterJson(config)); }
+
+}  // namespace koine::model_loader
