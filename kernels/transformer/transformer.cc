@@ -74,7 +74,6 @@ struct Workspace::Impl {
   Buffer x, normed, sublayer, shared_projection, own_projection, shared_context, own_context, temporary, low_rank, ffn;
   Buffer keys_values;  // encoder: one layer's blocks of one sentence
   Buffer scratch;      // scores
-  Buffer own_weights;
   std::vector<const float*> blocks;
 };
 
@@ -127,7 +126,7 @@ class Transformer::Pass {
     Finish(out);
   }
 
-  void Decode(absl::Span<const DecodeRow> rows, KvPool& pool, float* hidden, absl::Span<float* const> alignments) {
+  void Decode(absl::Span<const DecodeRow> rows, KvPool& pool, float* hidden) {
     for (int64_t row = 0; row < rows_; ++row) {
       const DecodeRow& decode = rows[static_cast<size_t>(row)];
       Embed(RunOf(row), decode.token, decode.self->tokens, x_ + row * d_);
@@ -139,10 +138,9 @@ class Transformer::Pass {
         AttendSelf(static_cast<int>(layer), projected, rows, pool);
         ProjectOut(layer, SelfOut, &LayerAdapter::self_o, projected, y);
       });
-      const bool last = layer + 1 == owners_.size();
       Sublayer(layer, &LayerWeights::cross_norm, &LayerAdapter::cross_scale, [&](const float* in, float* y) {
         const Projected projected = ProjectCrossQuery(layer, in);
-        AttendCross(static_cast<int>(layer), projected, rows, pool, last ? alignments : absl::Span<float* const>());
+        AttendCross(static_cast<int>(layer), projected, rows, pool);
         ProjectOut(layer, CrossOut, &LayerAdapter::cross_o, projected, y);
       });
       FeedForward(layer);
@@ -398,29 +396,18 @@ class Transformer::Pass {
 
   // Rows [begin, begin + rows) attend to one memory; shared and own heads.
   void AttendRows(const KvShape& shape, const Projected& projected, int64_t begin, int64_t rows,
-                  const AttentionMemory& memory, float* weights) {
+                  const AttentionMemory& memory) {
     float* scratch = w_.scratch.Get(AttentionScratchFloats(memory.tokens));
     const float scale = config_.attention_scale;
     if (projected.shared_heads > 0) {
       Attend(shape, 0, projected.shared_heads, scale, projected.shared + begin * projected.shared_stride,
              projected.shared_stride, rows, memory, projected.shared_context + begin * projected.shared_width,
-             projected.shared_width, scratch, weights);
+             projected.shared_width, scratch);
     }
     if (projected.own_heads > 0) {
-      float* own_weights = weights;
-      if (weights != nullptr && projected.shared_heads > 0) own_weights = w_.own_weights.Get(rows * memory.tokens);
       Attend(shape, projected.shared_heads, projected.own_heads, scale, projected.own + begin * projected.own_stride,
              projected.own_stride, rows, memory, projected.own_context + begin * projected.own_width,
-             projected.own_width, scratch, own_weights);
-      if (weights != nullptr && projected.shared_heads > 0) {
-        // The mean over all heads, from the means over each group.
-        const float heads = static_cast<float>(config_.heads);
-        const float shared_part = static_cast<float>(projected.shared_heads) / heads;
-        const float own_part = static_cast<float>(projected.own_heads) / heads;
-        for (int64_t i = 0; i < rows * memory.tokens; ++i) {
-          weights[i] = shared_part * weights[i] + own_part * own_weights[i];
-        }
-      }
+             projected.own_width, scratch);
     }
   }
 
@@ -440,7 +427,7 @@ class Transformer::Pass {
         }
       }
       const Stopwatch watch(w_.profiling, &w_.profile.attention);
-      AttendRows(shape, projected, segment.begin, tokens, {w_.blocks.data(), tokens}, nullptr);
+      AttendRows(shape, projected, segment.begin, tokens, {w_.blocks.data(), tokens});
     }
   }
 
@@ -465,26 +452,19 @@ class Transformer::Pass {
     for (int64_t row = 0; row < rows_; ++row) {
       const BlockList& list = *rows[static_cast<size_t>(row)].self;
       PointAt(list, list.tokens + 1, layer, pool);
-      AttendRows(shape, projected, row, 1, {w_.blocks.data(), list.tokens + 1}, nullptr);
+      AttendRows(shape, projected, row, 1, {w_.blocks.data(), list.tokens + 1});
     }
   }
 
-  void AttendCross(int layer, const Projected& projected, absl::Span<const DecodeRow> rows, const KvPool& pool,
-                   absl::Span<float* const> alignments) {
+  void AttendCross(int layer, const Projected& projected, absl::Span<const DecodeRow> rows, const KvPool& pool) {
     const Stopwatch watch(w_.profiling, &w_.profile.attention);
     for (int64_t row = 0; row < rows_;) {
       const BlockList* memory = rows[static_cast<size_t>(row)].cross;
       PointAt(*memory, memory->tokens, layer, pool);
-      if (!alignments.empty()) {
-        AttendRows(pool.shape(), projected, row, 1, {w_.blocks.data(), memory->tokens},
-                   alignments[static_cast<size_t>(row)]);
-        ++row;
-        continue;
-      }
       // Beams of one sentence read the same memory together.
       int64_t end = row + 1;
       while (end < rows_ && rows[static_cast<size_t>(end)].cross == memory) ++end;
-      AttendRows(pool.shape(), projected, row, end - row, {w_.blocks.data(), memory->tokens}, nullptr);
+      AttendRows(pool.shape(), projected, row, end - row, {w_.blocks.data(), memory->tokens});
       row = end;
     }
   }
@@ -604,8 +584,8 @@ void Transformer::FillCrossMemory(Workspace& workspace, const float* encoder_row
 }
 
 void Transformer::DecodeStep(Workspace& workspace, absl::Span<const DecodeRow> rows, absl::Span<const RowRun> runs,
-                             KvPool& pool, float* hidden, absl::Span<float* const> alignments) const {
-  Pass(*this, workspace, true, static_cast<int64_t>(rows.size()), runs).Decode(rows, pool, hidden, alignments);
+                             KvPool& pool, float* hidden) const {
+  Pass(*this, workspace, true, static_cast<int64_t>(rows.size()), runs).Decode(rows, pool, hidden);
 }
 
 void Transformer::Logits(Workspace& workspace, const LanguageWeights& language, const float* hidden, int64_t rows,

@@ -105,10 +105,8 @@ class Transformer {
 
   // One decoder step: rows [n] -> hidden [n, d_model] (after the final norm, ready for Logits). Raises the tokens of
   // every row's self list by one.
-  // alignments, if not null, has one entry a row: where to put the last layer's mean cross-attention weights
-  // [source tokens], or null.
   void DecodeStep(Workspace& workspace, absl::Span<const DecodeRow> rows, absl::Span<const RowRun> runs, KvPool& pool,
-                  float* hidden, absl::Span<float* const> alignments = {}) const;
+                  float* hidden) const;
 
   // logits [rows, vocabulary] = output(hidden); row stride vocabulary. hidden and logits have capacity
   // RoundedRows(rows).

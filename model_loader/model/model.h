@@ -43,6 +43,7 @@ class Adapter {
   const AdapterConfig& config() const { return config_; }
   const kernels::AdapterWeights& weights() const { return weights_; }
   absl::Span<const LoadedTensor> tensors() const { return tensors_; }
+  int64_t mapped_bytes() const;  // of its own mapping; 0 for the default, which lies in the language's
 
  private:
   friend class Loader;
@@ -53,8 +54,8 @@ class Adapter {
   std::shared_ptr<const Arena> arena_;
 };
 
-// One language: its table, tokenizer and whatever else it owns. Immutable; requests hold a shared_ptr while they use it,
-// and the memory goes when the last one lets go.
+// One language: its table, tokenizer and whatever else it owns. Immutable; requests hold a shared_ptr while they use
+// it, and the memory goes when the last one lets go.
 class Language {
  public:
   ~Language();
@@ -70,7 +71,9 @@ class Language {
 
   absl::Span<const LoadedTensor> tensors() const { return tensors_; }
   int64_t mapped_bytes() const;  // of this language's own mappings, named adapters included
-  uint64_t checksum() const;     // FNV-1a of the packed bytes
+  uint64_t checksum() const;     // of the packed bytes, recomputed at each call
+  // Rows that the table has beyond the tokenizer's pieces: they must never be generated.
+  int64_t unusable_rows() const { return weights_.vocabulary - tokenizer_->size(); }
 
  private:
   friend class Loader;
@@ -110,7 +113,7 @@ class Model {
   absl::Span<const LoadedTensor> shared_tensors() const { return shared_tensors_; }
   int64_t shared_mapped_bytes() const;
   const void* shared_address() const;  // start of the one shared mapping
-  uint64_t shared_checksum() const;    // FNV-1a of the packed shared bytes, recomputed at each call
+  uint64_t shared_checksum() const;    // of the packed shared bytes, recomputed at each call
 
  private:
   friend class Loader;
@@ -122,6 +125,8 @@ class Model {
   std::vector<std::shared_ptr<const Language>> languages_;
   std::map<std::string, std::shared_ptr<const Language>, std::less<>> by_name_;  // normalised codes and aliases
   std::vector<LoadedTensor> shared_tensors_;
+  std::shared_ptr<const Tokenizer> shared_tokenizer_;  // null where each language has its own
+  kernels::LanguageWeights shared_table_;              // sharing.embedding == "shared": what every language views
   std::shared_ptr<const Arena> arena_;
 };
 

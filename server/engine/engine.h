@@ -17,26 +17,26 @@ namespace koine::server {
 
 struct EngineOptions {
   // Change speed and memory only; never results.
-  int workers = 1;                  // engine threads, each with its own caches, all on the same const model
-  int threads = 1;                  // OpenMP threads of each worker's products
-  int64_t max_rows = 64;            // decoder rows of one step; more fill products better, fewer answer sooner
-  int64_t max_tokens = 4096;        // encoder tokens of one admission
+  int workers = 1;                   // engine threads, each with its own caches, all on the same const model
+  int threads = 1;                   // OpenMP threads of each worker's products
+  int64_t max_rows = 64;             // decoder rows of one step; more fill products better, fewer answer sooner
+  int64_t max_tokens = 4096;         // encoder tokens of one admission
   int64_t kv_cache_bytes = 1 << 30;  // upper bound of each worker's pool; pages are taken as they are touched
 };
 
 // What one step did, for tests, traces and benchmarks.
 struct StepTrace {
   int worker = 0;
-  int64_t encoded_tokens = 0;    // encoder rows admitted before this step
+  int64_t encoded_tokens = 0;     // encoder rows admitted before this step
   int64_t encoded_languages = 0;  // source languages among them
-  int64_t rows = 0;              // decoder rows
-  int64_t languages = 0;         // target languages among them
+  int64_t rows = 0;               // decoder rows
+  int64_t languages = 0;          // target languages among them
   int64_t sentences = 0;
-  int64_t shared_products = 0;   // of the decoder step
+  int64_t shared_products = 0;  // of the decoder step
   int64_t language_products = 0;
-  int64_t table_bytes = 0;       // bytes of output tables streamed
-  double seconds = 0;            // of the whole step
-  double product_seconds = 0;    // inside matrix products
+  int64_t table_bytes = 0;     // bytes of output tables streamed
+  double seconds = 0;          // of the whole step
+  double product_seconds = 0;  // inside matrix products
 };
 
 // Running totals; every field only rises.
@@ -73,7 +73,8 @@ class Engine {
   const EngineOptions& options() const { return options_; }
   int64_t live_jobs() const { return live_jobs_.load(); }
 
-  // INVALID_ARGUMENT if a job could never run (more KV blocks than the pool has), naming the numbers. Asked at the door.
+  // INVALID_ARGUMENT if a job could never run (more KV blocks than the pool has), naming the numbers. Asked at the
+  // door.
   absl::Status CheckFits(const Job& job) const;
 
  private:
@@ -87,12 +88,9 @@ class Engine {
   EngineCounters counters_;
   std::atomic<int64_t> live_jobs_{0};
   std::atomic<bool> abort_{false};
-  std::atomic<bool> stop_{false};
+  std::atomic<int> running_{0};
   std::vector<std::thread> workers_;
 };
-
-// KV blocks a job may need at most: its source once, and max_tokens for each beam.
-int64_t KvBlocksFor(const Job& job);
 
 }  // namespace koine::server
 

@@ -17,12 +17,11 @@ namespace koine::server {
 
 struct JobResult {
   absl::Status status;
-  std::vector<kernels::Hypothesis> hypotheses;     // translate: best first
-  std::vector<std::vector<float>> alignments;      // translate, if asked: [generated tokens of the best][source tokens]
-  std::vector<float> embedding;                    // encode: [d_model]
-  std::vector<float> token_states;                 // encode, if asked: [tokens, d_model]
-  absl::Duration queued;                           // admission to first computation
-  absl::Duration computed;                         // first computation to answer
+  std::vector<kernels::Hypothesis> hypotheses;  // translate: best first
+  std::vector<float> embedding;                 // encode: [d_model]
+  std::vector<float> token_states;              // encode, if asked: [tokens, d_model]
+  absl::Duration queued;                        // admission to first computation
+  absl::Duration computed;                      // first computation to answer
 };
 
 // Filled by server/text, queued by server/schedule, run by server/engine. After Submit only `cancelled` may be touched.
@@ -30,8 +29,8 @@ struct Job {
   enum class Task : uint8_t { kTranslate, kEncode };
 
   Task task = Task::kTranslate;
-  std::shared_ptr<const model_loader::Language> source;  // null: a model without languages
-  std::shared_ptr<const model_loader::Language> target;  // translate only
+  std::shared_ptr<const model_loader::Language> source;   // null: a model without languages
+  std::shared_ptr<const model_loader::Language> target;   // translate only
   const model_loader::Adapter* source_adapter = nullptr;  // owned by `source`
   const model_loader::Adapter* target_adapter = nullptr;  // owned by `target`
   std::vector<int32_t> source_ids;                        // complete, with prompt tokens; never empty

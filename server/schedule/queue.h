@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -30,7 +31,11 @@ struct Room {
   int64_t tokens = 0;  // encoder tokens of one admission
   int64_t blocks = 0;  // KV blocks
   bool idle = false;   // nothing is live: one job larger than `rows` or `tokens` may run alone
+  int workers = 1;     // engines that share the queue: none takes more than its part of what waits
 };
+
+// KV blocks that a job may need at most: its source once, and max_tokens for each beam.
+int64_t KvBlocksFor(const Job& job);
 
 struct QueueGauges {
   int64_t items = 0;
@@ -43,7 +48,8 @@ class JobQueue {
  public:
   explicit JobQueue(const QueueLimits& limits) : limits_(limits) {}
 
-  // All or nothing. RESOURCE_EXHAUSTED (naming the limit) when full, UNAVAILABLE when draining. On error no `done` runs.
+  // All or nothing. RESOURCE_EXHAUSTED (naming the limit) when full, UNAVAILABLE when draining. On error no `done`
+  // runs.
   absl::Status Submit(absl::Span<const JobPtr> jobs) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Takes out at once whichever of these still wait and ends them with `status`; sets `cancelled` on the others, which
@@ -51,12 +57,15 @@ class JobQueue {
   void Cancel(absl::Span<const JobPtr> jobs, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Jobs that fit into `room`, oldest first; ends expired and cancelled ones on the way. Blocks up to `wait` while the
-  // queue is empty. `blocks_for` tells a job's KV blocks. `live` are the target languages an engine already runs.
+  // queue is empty. `live` are the target languages that the engine already runs. An empty answer may also mean that
+  // the queue drained: see finished().
   std::vector<JobPtr> Take(const Room& room, absl::Span<const model_loader::Language* const> live, absl::Duration wait)
       ABSL_LOCKS_EXCLUDED(mutex_);
 
   // No more Submit; Take returns what is left. Wakes waiting engines.
   void Drain() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Draining, and nothing waits any more.
+  bool finished() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Ends everything that still waits with `status`.
   void Abort(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -64,6 +73,11 @@ class JobQueue {
   const QueueLimits& limits() const { return limits_; }
 
  private:
+  // Jobs to end once the lock is gone, each with its status.
+  using Ended = std::vector<std::pair<JobPtr, absl::Status>>;
+  void Purge(Ended* ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static void End(const Ended& ended);
+
   const QueueLimits limits_;
   mutable absl::Mutex mutex_;
   std::deque<JobPtr> jobs_ ABSL_GUARDED_BY(mutex_);
