@@ -112,7 +112,7 @@ class Engine::Worker {
       }
       live_.erase(
           std::remove_if(live_.begin(), live_.end(),
-                         [&](const Sentence& s) { return std::find(jobs.begin(), jobs.end(), s.job) != jobs.end(); }),
+                         [&](const auto& s) { return std::find(jobs.begin(), jobs.end(), s->job) != jobs.end(); }),
           live_.end());
       for (const JobPtr& job : unfinished) {
         ++engine_.counters_.failed;
