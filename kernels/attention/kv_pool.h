@@ -10,8 +10,8 @@
 #ifndef KOINE_KERNELS_ATTENTION_KV_POOL_H_
 #define KOINE_KERNELS_ATTENTION_KV_POOL_H_
 
+#include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 namespace koine::kernels {
@@ -48,6 +48,7 @@ struct BlockList {
 // Fixed number of blocks, allocated lazily by the kernel (one private mapping). Not thread-safe: one per engine.
 class KvPool {
  public:
+  // If the shape is empty or the mapping is refused, the pool has no blocks (capacity() == 0) and every Extend fails.
   KvPool(const KvShape& shape, int32_t blocks);
   ~KvPool();
   KvPool(const KvPool&) = delete;
@@ -69,7 +70,9 @@ class KvPool {
   // Gives the list's references back and clears it.
   void Release(BlockList* list);
 
-  float* layer(int32_t block, int layer) { return data_ + block * shape_.block_floats() + layer * shape_.layer_floats(); }
+  float* layer(int32_t block, int layer) {
+    return data_ + block * shape_.block_floats() + layer * shape_.layer_floats();
+  }
   const float* layer(int32_t block, int layer) const {
     return data_ + block * shape_.block_floats() + layer * shape_.layer_floats();
   }
@@ -79,10 +82,19 @@ class KvPool {
   int64_t full_copies() const { return full_copies_; }
 
  private:
+  // A free block, referenced once. REQUIRES one.
+  int32_t Take();
+  // Gives one reference back.
+  void Drop(int32_t block);
+  // Copies the first `slots` tokens of a block.
+  void CopyFilled(int32_t from, int32_t to, int64_t slots);
+
+  // Constant after construction.
   const KvShape shape_;
+  const size_t bytes_;
+  float* const data_;
   const int32_t capacity_;
-  float* data_ = nullptr;
-  size_t bytes_ = 0;
+
   std::vector<int32_t> references_;
   std::vector<int32_t> free_;
   int64_t partial_copies_ = 0;
