@@ -88,7 +88,7 @@ def random_config(random, codes, allow_shared_embedding):
     if random.flip(0.6):
         layers["encoder"] = random.subset(list(range(encoder_layers)))
         layers["decoder"] = random.subset(list(range(decoder_layers)))
-    sharing = {"language_heads": random.integer(0, heads - 1), "language_layers": layers}
+    sharing = {"language_heads": random.choice([0, random.integer(0, heads)]), "language_layers": layers}
     if allow_shared_embedding and random.flip(0.15):
         sharing["embedding"] = "shared"
     return {
@@ -166,6 +166,8 @@ class Weights:
 
     def _attention(self, name, heads, output_bias=True):
         bias, inner = self.architecture["linear_bias"], heads * self.architecture["d_head"]
+        if heads == 0:  # all heads are the language's: the bias of the result is all that is shared
+            return {name + ".o.bias": self.random.vector(self.d)} if bias and output_bias else {}
         tensors = {}
         for projection in "qkv":
             tensors.update(self._linear(f"{name}.{projection}", inner, self.d, bias))
@@ -294,7 +296,7 @@ class Weights:
                         if self.architecture["gated_ffn"]:
                             yield name + ".gate", d_ffn, self.d
                         yield name + ".down", self.d, d_ffn
-                    else:
+                    elif inner > 0:
                         for projection in "qkv":
                             yield f"{name}.{projection}", inner, self.d
                         yield name + ".o", self.d, inner
