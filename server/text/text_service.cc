@@ -1,0 +1,695 @@
+#include "server/text/text_service.h"
+
+#include <algorithm>
+#include <atomic>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/synchronization/mutex.h"
+#include "server/text/options.h"
+#include "server/text/utf8.h"
+
+namespace koine::server {
+namespace {
+
+using model_loader::Adapter;
+using model_loader::Language;
+using model_loader::Model;
+
+// One task of a text worker tokenises this much before others get their turn: about 20 ms at 4 MB/s.
+constexpr int64_t kSliceItems = 64;
+constexpr int64_t kSliceBytes = 64 << 10;
+
+// Codes and aliases are short; near ones are not searched for anything longer.
+constexpr size_t kMaxCodeBytes = 64;
+
+absl::StatusOr<std::shared_ptr<const Language>> FindLanguage(const Model& model, const std::string& code,
+                                                             std::string field) {
+  if (code.size() > kMaxCodeBytes) {
+    return InvalidField(std::move(field),
+                        absl::StrCat("\"", ForMessage(code, kMaxCodeBytes), "\" is no language code"));
+  }
+  absl::StatusOr<std::shared_ptr<const Language>> language = model.FindLanguage(code);
+  if (!language.ok()) return WithField(language.status(), std::move(field));
+  return language;
+}
+
+absl::StatusOr<const Adapter*> FindAdapter(const Language& language, const std::string& name) {
+  if (name.empty()) return language.default_adapter();
+  if (name == "none") return nullptr;
+  return language.FindAdapter(name);
+}
+
+absl::Status MissingLanguage(std::string field) {
+  return InvalidField(std::move(field), "is missing: name a language here or in the item");
+}
+
+// A language and adapter that a request names for all items, and how an item overrides them.
+class LanguageChoice {
+ public:
+  // `role` is the field that names the language ("source"); null language if the request names none.
+  absl::Status Set(const Model& model, const std::string& code, const std::string& adapter, const char* role) {
+    role_ = role;
+    adapter_name_ = adapter;
+    if (code.empty()) return absl::OkStatus();
+    absl::StatusOr<std::shared_ptr<const Language>> found = FindLanguage(model, code, role);
+    if (!found.ok()) return found.status();
+    absl::StatusOr<const Adapter*> chosen = FindAdapter(**found, adapter);
+    if (!chosen.ok()) return chosen.status();
+    language_ = *std::move(found);
+    adapter_ = *chosen;
+    return absl::OkStatus();
+  }
+
+  // For one item, whose own fields may be empty.
+  absl::Status Choose(const Model& model, const std::string& code, const std::string& adapter, int item,
+                      std::shared_ptr<const Language>* language, const Adapter** chosen) const {
+    if (code.empty() && adapter.empty() && language_ != nullptr) {
+      *language = language_;
+      *chosen = adapter_;
+      return absl::OkStatus();
+    }
+    if (code.empty()) {
+      if (language_ == nullptr) return MissingLanguage(absl::StrCat("items[", item, "].", role_));
+      *language = language_;
+    } else {
+      absl::StatusOr<std::shared_ptr<const Language>> found =
+          FindLanguage(model, code, absl::StrCat("items[", item, "].", role_));
+      if (!found.ok()) return found.status();
+      *language = *std::move(found);
+    }
+    absl::StatusOr<const Adapter*> found = FindAdapter(**language, adapter.empty() ? adapter_name_ : adapter);
+    if (!found.ok()) return found.status();
+    *chosen = *found;
+    return absl::OkStatus();
+  }
+
+  bool given() const { return language_ != nullptr; }
+
+ private:
+  const char* role_ = "";
+  std::string adapter_name_;
+  std::shared_ptr<const Language> language_;
+  const Adapter* adapter_ = nullptr;
+};
+
+// What the model reads for one item.
+struct SourceTokens {
+  std::vector<int32_t> ids;  // empty: the text has nothing to read
+  int64_t unknown = 0;
+  bool truncated = false;
+};
+
+// `ids` as the caller gave them.
+absl::StatusOr<SourceTokens> CheckIds(const google::protobuf::RepeatedField<int32_t>& ids, const Language& language,
+                                      int64_t max_positions, std::string field) {
+  SourceTokens tokens;
+  if (ids.size() > max_positions) {
+    return InvalidField(std::move(field),
+                        absl::StrCat("has ", ids.size(), " tokens, the model reads at most ", max_positions));
+  }
+  const int64_t vocabulary = language.weights().vocabulary;
+  for (const int32_t id : ids) {
+    if (id < 0 || id >= vocabulary) {
+      return InvalidField(std::move(field), absl::StrCat(id, " is not in the vocabulary of ", language.code(), ", ",
+                                                         vocabulary, " pieces"));
+    }
+  }
+  tokens.ids.assign(ids.begin(), ids.end());
+  tokens.unknown = std::count(tokens.ids.begin(), tokens.ids.end(), language.tokenizer().unknown_id());
+  return tokens;
+}
+
+// REQUIRES valid UTF-8.
+absl::StatusOr<SourceTokens> Tokenize(const std::string& text, const Language& language, const SourcePrompt& prompt,
+                                      int64_t max_positions, int64_t max_characters, bool truncate, std::string field) {
+  const int64_t characters = CountCodePoints(text).value_or(0);
+  if (characters > max_characters) {
+    return InvalidField(std::move(field),
+                        absl::StrCat("has ", characters, " characters, the limit is ", max_characters));
+  }
+  absl::StatusOr<model_loader::Encoded> encoded = language.tokenizer().Encode(text);
+  if (!encoded.ok()) return encoded.status();
+  SourceTokens tokens;
+  if (encoded->ids.empty()) return tokens;
+  const int64_t length = static_cast<int64_t>(encoded->ids.size()) + prompt.size();
+  if (length > max_positions) {
+    if (!truncate || prompt.size() >= max_positions) {
+      return InvalidField(std::move(field), absl::StrCat("has ", length, " tokens, the model reads at most ",
+                                                         max_positions, "; set options.truncate to have it cut"));
+    }
+    encoded->ids.resize(static_cast<size_t>(max_positions - prompt.size()));
+    tokens.truncated = true;
+  }
+  // Pieces that were cut are not unknown to the model, they are not there.
+  tokens.unknown = std::count(encoded->ids.begin(), encoded->ids.end(), language.tokenizer().unknown_id());
+  tokens.ids.reserve(encoded->ids.size() + static_cast<size_t>(prompt.size()));
+  tokens.ids = prompt.before;
+  tokens.ids.insert(tokens.ids.end(), encoded->ids.begin(), encoded->ids.end());
+  tokens.ids.insert(tokens.ids.end(), prompt.after.begin(), prompt.after.end());
+  return tokens;
+}
+
+v1::FinishReason FinishReasonOf(kernels::FinishReason reason) {
+  return reason == kernels::FinishReason::kStop ? v1::FINISH_REASON_STOP : v1::FINISH_REASON_LENGTH;
+}
+
+// The slowest of each stage.
+void RaiseTo(const v1::Timings& item, v1::Timings* all) {
+  all->set_tokenize_seconds(std::max(all->tokenize_seconds(), item.tokenize_seconds()));
+  all->set_queue_seconds(std::max(all->queue_seconds(), item.queue_seconds()));
+  all->set_compute_seconds(std::max(all->compute_seconds(), item.compute_seconds()));
+}
+
+// Faults that end the whole request and not one item: all its jobs share the call.
+bool EndsCall(const absl::Status& status) {
+  return absl::IsCancelled(status) || absl::IsDeadlineExceeded(status) || absl::IsUnavailable(status);
+}
+
+}  // namespace
+
+// The way of every call. Steps run one after the other on whatever thread the one before ended on; only Cancel and the
+// jobs' `done` may come at the same time.
+class TextService::BatchCall : public Call, public std::enable_shared_from_this<BatchCall> {
+ public:
+  BatchCall(TextService* service, absl::Time deadline) : service_(*service), deadline_(deadline) {}
+
+  void Begin(int64_t items, int64_t bytes) {
+    absl::Status status = CheckSize(items);
+    if (status.ok()) status = CheckRequest();
+    if (status.ok()) status = TakePermit(items, bytes);
+    if (status.ok()) status = CheckAlive();
+    if (!status.ok()) return End(status);
+    items_ = static_cast<int>(items);
+    jobs_.resize(static_cast<size_t>(items));
+    results_.resize(static_cast<size_t>(items));
+    if (items == 0) return Complete();
+    service_.parts_.pool->Post([self = shared_from_this()] { self->RunSlice(0); });
+  }
+
+  void Cancel(const absl::Status& status) override ABSL_LOCKS_EXCLUDED(mutex_) {
+    std::vector<JobPtr> jobs;
+    {
+      absl::MutexLock lock(&mutex_);
+      if (ended_ || !cancelled_.ok()) return;
+      cancelled_ = status;
+      jobs = submitted_;
+    }
+    if (!jobs.empty()) service_.parts_.queue->Cancel(jobs, status);
+  }
+
+ protected:
+  // Everything that concerns the request as a whole.
+  virtual absl::Status CheckRequest() = 0;
+  // Item `i` to a job; null if the item is answered without one. An error is the item's status.
+  virtual absl::StatusOr<JobPtr> Prepare(int i) = 0;
+  // After all items: OK if their reply can be sent. `tokens` is the sum over all jobs.
+  virtual absl::Status CheckReply(int64_t jobs, int64_t tokens) = 0;
+  virtual size_t ItemBytes(int i) const = 0;
+  virtual void SetItemStatus(int i, const absl::Status& status) = 0;
+  // Fills item i of the reply; an error becomes the item's status.
+  virtual absl::Status Answer(int i, JobResult result) = 0;
+  // The call's end. Exactly one of them, once.
+  virtual void Reply() = 0;
+  virtual void Fail(const absl::Status& status) = 0;
+
+  const Model& model() const { return *service_.model_; }
+  int64_t max_positions() const { return model().config().architecture.max_positions; }
+  const RequestLimits& limits() const { return service_.options_.limits; }
+  double Elapsed() const { return absl::ToDoubleSeconds(absl::Now() - arrival_); }
+
+  TextService& service_;
+  const absl::Time deadline_;
+  const absl::Time arrival_ = absl::Now();
+
+ private:
+  absl::Status CheckSize(int64_t items) const {
+    if (items <= limits().max_items) return absl::OkStatus();
+    return InvalidField("items", absl::StrCat("has ", items, " items, the limit is ", limits().max_items));
+  }
+
+  // As long as the oldest has waited now, so long a place is likely to take.
+  absl::Duration RetryAfter() const {
+    return std::clamp(service_.parts_.queue->gauges().oldest, absl::Milliseconds(100), absl::Seconds(10));
+  }
+
+  absl::Status TakePermit(int64_t items, int64_t bytes) {
+    absl::StatusOr<Permit> permit = service_.permits_.Take(items, bytes);
+    if (!permit.ok()) return Overloaded(permit.status().message(), RetryAfter());
+    permit_ = *std::move(permit);
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckAlive() const ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::MutexLock lock(&mutex_);
+    if (!cancelled_.ok()) return cancelled_;
+    if (absl::Now() >= deadline_) return absl::DeadlineExceededError("the deadline passed before the work began");
+    return absl::OkStatus();
+  }
+
+  void RunSlice(int begin) {
+    int64_t bytes = 0;
+    int i = begin;
+    for (; i < items_ && i - begin < kSliceItems && bytes < kSliceBytes; ++i) {
+      absl::Status alive = CheckAlive();
+      if (!alive.ok()) return End(alive);
+      bytes += static_cast<int64_t>(ItemBytes(i));
+      absl::StatusOr<JobPtr> job = Prepare(i);
+      if (job.ok() && *job != nullptr) {
+        absl::Status fits = service_.parts_.check_fits ? service_.parts_.check_fits(**job) : absl::OkStatus();
+        if (!fits.ok()) job = WithField(std::move(fits), absl::StrCat("items[", i, "]"));
+      }
+      if (job.ok()) {
+        jobs_[static_cast<size_t>(i)] = *std::move(job);
+      } else {
+        FailItem(i, job.status());
+      }
+    }
+    if (i == items_) return Submit();
+    service_.parts_.pool->Post([self = shared_from_this(), i] { self->RunSlice(i); });
+  }
+
+  void Submit() ABSL_LOCKS_EXCLUDED(mutex_) {
+    std::vector<JobPtr> jobs;
+    int64_t tokens = 0;
+    for (size_t i = 0; i < jobs_.size(); ++i) {
+      if (jobs_[i] == nullptr) continue;
+      jobs_[i]->deadline = deadline_;
+      jobs_[i]->done = [self = shared_from_this(), i](JobResult result) { self->JobDone(i, std::move(result)); };
+      tokens += jobs_[i]->tokens();
+      jobs.push_back(std::move(jobs_[i]));
+      waits_.push_back(i);
+    }
+    jobs_.clear();
+    absl::Status status = CheckReply(static_cast<int64_t>(jobs.size()), tokens);
+    const int64_t queue_tokens = service_.parts_.queue->limits().max_tokens;
+    if (status.ok() && tokens > queue_tokens) {
+      // Would be refused however often it came again: not overload.
+      status = InvalidField("items", absl::StrCat("have ", tokens, " tokens together, the queue holds at most ",
+                                                  queue_tokens, "; send fewer items at once"));
+    }
+    if (status.ok()) status = CheckAlive();
+    if (!status.ok()) return DropJobs(std::move(jobs), status);
+    if (jobs.empty()) return Complete();
+    pending_.store(jobs.size(), std::memory_order_relaxed);
+    {
+      // From here Cancel reaches the jobs, also when it comes before Submit: a cancelled job leaves the queue unrun.
+      absl::MutexLock lock(&mutex_);
+      status = cancelled_;
+      if (status.ok()) submitted_ = jobs;
+    }
+    if (status.ok()) {
+      status = service_.parts_.queue->Submit(jobs);
+      if (status.ok()) return;
+      if (absl::IsResourceExhausted(status)) status = Overloaded(status.message(), RetryAfter());
+    }
+    DropJobs(std::move(jobs), status);
+  }
+
+  // Ends the call without having its jobs run. They refer to the call, so that link is cut first.
+  void DropJobs(std::vector<JobPtr> jobs, const absl::Status& status) {
+    const std::shared_ptr<BatchCall> self = shared_from_this();
+    for (const JobPtr& job : jobs) job->done = nullptr;
+    End(status);
+  }
+
+  void JobDone(size_t i, JobResult result) {
+    results_[i] = std::move(result);
+    // The last one sees what all others have written.
+    if (pending_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      service_.parts_.pool->PostFirst([self = shared_from_this()] { self->Complete(); });
+    }
+  }
+
+  void FailItem(int i, const absl::Status& status) {
+    service_.parts_.rejections->Count(status);
+    SetItemStatus(i, status);
+  }
+
+  void Complete() ABSL_LOCKS_EXCLUDED(mutex_) {
+    absl::Status status;
+    {
+      absl::MutexLock lock(&mutex_);
+      status = cancelled_;
+    }
+    for (const size_t i : waits_) {
+      if (status.ok() && EndsCall(results_[i].status)) status = results_[i].status;
+    }
+    if (!status.ok()) return End(status);
+    for (const size_t i : waits_) {
+      const int item = static_cast<int>(i);
+      absl::Status answered = results_[i].status.ok() ? Answer(item, std::move(results_[i])) : results_[i].status;
+      if (!answered.ok()) FailItem(item, answered);
+    }
+    End(absl::OkStatus());
+  }
+
+  void End(const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_) {
+    {
+      absl::MutexLock lock(&mutex_);
+      ended_ = true;
+      submitted_.clear();
+    }
+    // Before the answer: whoever has it may count on the room.
+    permit_.Release();
+    if (status.ok()) {
+      Reply();
+    } else {
+      Fail(status);
+    }
+  }
+
+  Permit permit_;
+  int items_ = 0;
+  std::vector<JobPtr> jobs_;        // by item, until Submit
+  std::vector<size_t> waits_;       // items that have a job
+  std::vector<JobResult> results_;  // by item
+  std::atomic<size_t> pending_{0};
+
+  mutable absl::Mutex mutex_;
+  absl::Status cancelled_ ABSL_GUARDED_BY(mutex_);
+  std::vector<JobPtr> submitted_ ABSL_GUARDED_BY(mutex_);
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+class TextService::TranslateCall final : public BatchCall {
+ public:
+  TranslateCall(TextService* service, absl::Time deadline, std::unique_ptr<v1::TranslateRequest> request,
+                TranslateDone done)
+      : BatchCall(service, deadline), request_(std::move(request)), done_(std::move(done)) {}
+
+ private:
+  absl::Status CheckRequest() override {
+    if (!model().config().translates) {
+      return InvalidField("model", absl::StrCat(service_.name_, " does not translate"));
+    }
+    if (const auto field = FindInvalidUtf8(*request_)) return InvalidField(*field, "is not valid UTF-8");
+    absl::StatusOr<CheckedTranslateOptions> options = CheckOptions(request_->options(), limits());
+    if (!options.ok()) return options.status();
+    options_ = *std::move(options);
+    absl::Status status = source_.Set(model(), request_->source(), request_->source_adapter(), "source");
+    if (status.ok()) status = target_.Set(model(), request_->target(), request_->target_adapter(), "target");
+    if (!status.ok()) return status;
+    bool source_named = request_->items().empty() || source_.given();
+    bool target_named = request_->items().empty() || target_.given();
+    for (const v1::TranslateItem& item : request_->items()) {
+      if (item.target_prefix_ids_size() > 0) return RefusedOption("items.target_prefix_ids", "leave it out");
+      source_named |= !item.source().empty();
+      target_named |= !item.target().empty();
+    }
+    if (!source_named) return MissingLanguage("source");
+    if (!target_named) return MissingLanguage("target");
+    response_.set_model(service_.name_);
+    response_.mutable_results()->Reserve(request_->items_size());
+    for (int i = 0; i < request_->items_size(); ++i) response_.add_results();
+    targets_.resize(static_cast<size_t>(request_->items_size()));
+    return absl::OkStatus();
+  }
+
+  size_t ItemBytes(int i) const override { return request_->items(i).text().size(); }
+
+  absl::StatusOr<JobPtr> Prepare(int i) override {
+    const v1::TranslateItem& item = request_->items(i);
+    v1::TranslateResult& result = *response_.mutable_results(i);
+    auto job = std::make_shared<Job>();
+    absl::Status status =
+        source_.Choose(model(), item.source(), item.source_adapter(), i, &job->source, &job->source_adapter);
+    if (!status.ok()) return status;
+    result.set_source(job->source->code());
+    status = target_.Choose(model(), item.target(), item.target_adapter(), i, &job->target, &job->target_adapter);
+    if (!status.ok()) return status;
+    result.set_target(job->target->code());
+    const std::string field = absl::StrCat("items[", i, "].", item.source_ids().empty() ? "text" : "source_ids");
+    absl::StatusOr<SourceTokens> tokens;
+    if (!item.source_ids().empty()) {
+      if (!item.text().empty()) return InvalidField(field, "comes with text: send one of them");
+      tokens = CheckIds(item.source_ids(), *job->source, max_positions(), field);
+    } else if (!IsBlank(item.text())) {
+      absl::StatusOr<SourcePrompt> prompt = service_.prompts_->Source(*job->source, job->target.get());
+      if (!prompt.ok()) return prompt.status();
+      tokens = Tokenize(item.text(), *job->source, *prompt, max_positions(), limits().max_characters, options_.truncate,
+                        field);
+    } else {
+      tokens = SourceTokens{};
+    }
+    if (!tokens.ok()) return tokens.status();
+    const bool zero_shot = model().IsZeroShot(job->source->code(), job->target->code());
+    result.mutable_timings()->set_tokenize_seconds(Elapsed());
+    if (tokens->ids.empty()) {
+      // Blank, or made of characters that the tokenizer drops: there is nothing to translate.
+      result.set_text(item.text());
+      result.set_finish_reason(v1::FINISH_REASON_EMPTY);
+      result.set_zero_shot(zero_shot);
+      return nullptr;
+    }
+    absl::StatusOr<TargetPrompt> prompt = service_.prompts_->Target(*job->source, *job->target);
+    if (!prompt.ok()) return prompt.status();
+    job->task = Job::Task::kTranslate;
+    job->source_ids = std::move(tokens->ids);
+    job->start_token = prompt->start;
+    absl::StatusOr<kernels::SearchOptions> search =
+        SearchFor(options_, job->tokens(), prompt->forced, model().config().special_tokens.eos,
+                  job->target->weights().vocabulary, max_positions(), limits());
+    if (!search.ok()) return search.status();
+    job->search = *std::move(search);
+    result.set_zero_shot(zero_shot);
+    result.set_truncated(tokens->truncated);
+    result.set_input_tokens(static_cast<int32_t>(job->source_ids.size()));
+    result.set_unknown_pieces(static_cast<int32_t>(tokens->unknown));
+    if (options_.return_ids) {
+      result.mutable_source_ids()->Assign(job->source_ids.begin(), job->source_ids.end());
+    }
+    targets_[static_cast<size_t>(i)] = job->target;
+    return job;
+  }
+
+  absl::Status CheckReply(int64_t /*jobs*/, int64_t /*tokens*/) override { return absl::OkStatus(); }
+
+  void SetItemStatus(int i, const absl::Status& status) override {
+    v1::TranslateResult& result = *response_.mutable_results(i);
+    v1::TranslateResult failed;
+    failed.set_source(result.source());
+    failed.set_target(result.target());
+    *failed.mutable_status() = ToProto(status);
+    result = std::move(failed);
+  }
+
+  absl::Status Answer(int i, JobResult job) override {
+    v1::TranslateResult& result = *response_.mutable_results(i);
+    const Language& target = *targets_[static_cast<size_t>(i)];
+    if (job.hypotheses.empty()) return absl::InternalError("the search ended without a hypothesis");
+    for (kernels::Hypothesis& hypothesis : job.hypotheses) {
+      absl::StatusOr<std::string> text = target.tokenizer().Decode(hypothesis.ids);
+      if (!text.ok())
+        return absl::InternalError(absl::StrCat("the answer cannot be decoded: ", text.status().message()));
+      v1::Hypothesis& out = *result.add_hypotheses();
+      out.set_text(*std::move(text));
+      out.set_finish_reason(FinishReasonOf(hypothesis.finish));
+      const size_t length = hypothesis.ids.size();
+      out.set_tokens(static_cast<int32_t>(length));
+      if (options_.return_scores) {
+        out.set_sum_log_prob(hypothesis.sum);
+        out.set_mean_log_prob(length == 0 ? 0 : hypothesis.sum / static_cast<double>(length));
+        out.set_score(hypothesis.score);
+        out.mutable_token_log_probs()->Assign(hypothesis.log_probs.begin(), hypothesis.log_probs.end());
+      }
+      if (options_.return_ids) out.mutable_ids()->Assign(hypothesis.ids.begin(), hypothesis.ids.end());
+    }
+    const v1::Hypothesis& best = result.hypotheses(0);
+    result.set_text(best.text());
+    result.set_finish_reason(best.finish_reason());
+    result.set_output_tokens(best.tokens());
+    result.mutable_timings()->set_queue_seconds(absl::ToDoubleSeconds(job.queued));
+    result.mutable_timings()->set_compute_seconds(absl::ToDoubleSeconds(job.computed));
+    return absl::OkStatus();
+  }
+
+  void Reply() override {
+    const double total = Elapsed();
+    for (v1::TranslateResult& result : *response_.mutable_results()) {
+      if (result.has_status()) continue;
+      result.mutable_timings()->set_total_seconds(total);
+      RaiseTo(result.timings(), response_.mutable_timings());
+    }
+    response_.mutable_timings()->set_total_seconds(total);
+    std::exchange(done_, nullptr)(std::move(response_));
+  }
+
+  void Fail(const absl::Status& status) override { std::exchange(done_, nullptr)(status); }
+
+  const std::unique_ptr<v1::TranslateRequest> request_;
+  TranslateDone done_;
+  CheckedTranslateOptions options_;
+  LanguageChoice source_, target_;
+  std::vector<std::shared_ptr<const Language>> targets_;  // by item; null without a job
+  v1::TranslateResponse response_;
+};
+
+class TextService::EncodeCall final : public BatchCall {
+ public:
+  EncodeCall(TextService* service, absl::Time deadline, std::unique_ptr<v1::EncodeRequest> request, EncodeDone done)
+      : BatchCall(service, deadline), request_(std::move(request)), done_(std::move(done)) {}
+
+ private:
+  int d_model() const { return model().config().architecture.d_model; }
+
+  absl::Status CheckRequest() override {
+    if (!model().config().encodes) return InvalidField("model", absl::StrCat(service_.name_, " does not encode"));
+    if (const auto field = FindInvalidUtf8(*request_)) return InvalidField(*field, "is not valid UTF-8");
+    absl::StatusOr<CheckedEncodeOptions> options =
+        CheckOptions(request_->options(), d_model(), model().config().pooling.normalize);
+    if (!options.ok()) return options.status();
+    options_ = *options;
+    absl::Status status = language_.Set(model(), request_->language(), request_->adapter(), "language");
+    if (!status.ok()) return status;
+    const bool named = request_->items().empty() || language_.given() ||
+                       std::any_of(request_->items().begin(), request_->items().end(),
+                                   [](const v1::EncodeItem& item) { return !item.language().empty(); });
+    if (!named) return MissingLanguage("language");
+    response_.set_model(service_.name_);
+    response_.set_dimensions(d_model());
+    for (int i = 0; i < request_->items_size(); ++i) response_.add_results();
+    return absl::OkStatus();
+  }
+
+  size_t ItemBytes(int i) const override { return request_->items(i).text().size(); }
+
+  absl::StatusOr<JobPtr> Prepare(int i) override {
+    const v1::EncodeItem& item = request_->items(i);
+    v1::EncodeResult& result = *response_.mutable_results(i);
+    auto job = std::make_shared<Job>();
+    absl::Status status =
+        language_.Choose(model(), item.language(), item.adapter(), i, &job->source, &job->source_adapter);
+    if (!status.ok()) return status;
+    result.set_language(job->source->code());
+    const std::string field = absl::StrCat("items[", i, "].", item.ids().empty() ? "text" : "ids");
+    absl::StatusOr<SourceTokens> tokens;
+    if (!item.ids().empty()) {
+      if (!item.text().empty()) return InvalidField(field, "come with text: send one of them");
+      tokens = CheckIds(item.ids(), *job->source, max_positions(), field);
+    } else {
+      if (IsBlank(item.text())) return InvalidField(field, "is blank: a blank text has no vector");
+      absl::StatusOr<SourcePrompt> prompt = service_.prompts_->Source(*job->source, nullptr);
+      if (!prompt.ok()) return prompt.status();
+      tokens = Tokenize(item.text(), *job->source, *prompt, max_positions(), limits().max_characters, options_.truncate,
+                        field);
+    }
+    if (!tokens.ok()) return tokens.status();
+    if (tokens->ids.empty()) return InvalidField(field, "has nothing that the tokenizer keeps");
+    job->task = Job::Task::kEncode;
+    job->source_ids = std::move(tokens->ids);
+    job->token_states = options_.token_states;
+    job->pool_excludes_eos = !model().config().pooling.includes_eos;
+    job->normalize = options_.normalize;
+    result.set_truncated(tokens->truncated);
+    result.set_input_tokens(static_cast<int32_t>(job->source_ids.size()));
+    result.set_unknown_pieces(static_cast<int32_t>(tokens->unknown));
+    result.mutable_timings()->set_tokenize_seconds(Elapsed());
+    if (options_.return_ids) result.mutable_ids()->Assign(job->source_ids.begin(), job->source_ids.end());
+    return job;
+  }
+
+  // Vectors are what makes a reply large: their bytes are known before anything is computed.
+  absl::Status CheckReply(int64_t jobs, int64_t tokens) override {
+    const int64_t vectors = jobs + (options_.token_states ? tokens : 0);
+    const int64_t bytes = vectors * d_model() * static_cast<int64_t>(sizeof(float));
+    if (bytes <= limits().max_message_bytes) return absl::OkStatus();
+    return InvalidField("items",
+                        absl::StrCat("need ", vectors, " vectors, ", bytes, " bytes, and a reply holds at most ",
+                                     limits().max_message_bytes, "; send fewer items at once"));
+  }
+
+  void SetItemStatus(int i, const absl::Status& status) override {
+    v1::EncodeResult& result = *response_.mutable_results(i);
+    v1::EncodeResult failed;
+    failed.set_language(result.language());
+    *failed.mutable_status() = ToProto(status);
+    result = std::move(failed);
+  }
+
+  absl::Status Answer(int i, JobResult job) override {
+    v1::EncodeResult& result = *response_.mutable_results(i);
+    if (job.embedding.size() != static_cast<size_t>(d_model())) {
+      return absl::InternalError("the engine gave no vector");
+    }
+    result.mutable_embedding()->Assign(job.embedding.begin(), job.embedding.end());
+    result.mutable_token_states()->Assign(job.token_states.begin(), job.token_states.end());
+    result.mutable_timings()->set_queue_seconds(absl::ToDoubleSeconds(job.queued));
+    result.mutable_timings()->set_compute_seconds(absl::ToDoubleSeconds(job.computed));
+    return absl::OkStatus();
+  }
+
+  void Reply() override {
+    const double total = Elapsed();
+    for (v1::EncodeResult& result : *response_.mutable_results()) {
+      if (result.has_status()) continue;
+      result.mutable_timings()->set_total_seconds(total);
+      RaiseTo(result.timings(), response_.mutable_timings());
+    }
+    response_.mutable_timings()->set_total_seconds(total);
+    std::exchange(done_, nullptr)(std::move(response_));
+  }
+
+  void Fail(const absl::Status& status) override { std::exchange(done_, nullptr)(status); }
+
+  const std::unique_ptr<v1::EncodeRequest> request_;
+  EncodeDone done_;
+  CheckedEncodeOptions options_;
+  LanguageChoice language_;
+  v1::EncodeResponse response_;
+};
+
+TextService::TextService(std::string name, std::shared_ptr<const Model> model, Parts parts,
+                         const TextServiceOptions& options, std::unique_ptr<Prompts> prompts)
+    : name_(std::move(name)),
+      model_(std::move(model)),
+      parts_(std::move(parts)),
+      options_(options),
+      prompts_(std::move(prompts)),
+      permits_(options.max_inflight_items, options.max_inflight_bytes) {}
+
+absl::StatusOr<std::unique_ptr<TextService>> TextService::Create(std::string name, std::shared_ptr<const Model> model,
+                                                                 Parts parts, const TextServiceOptions& options) {
+  const RequestLimits& limits = options.limits;
+  // A request within the limits must be one that can be admitted when nothing else is there.
+  if (limits.max_items > std::min(options.max_inflight_items, parts.queue->limits().max_items)) {
+    return absl::InvalidArgumentError(absl::StrCat("a request may have ", limits.max_items,
+                                                   " items, but the queue holds ", parts.queue->limits().max_items,
+                                                   " and ", options.max_inflight_items, " may be in flight"));
+  }
+  if (limits.max_message_bytes > options.max_inflight_bytes) {
+    return absl::InvalidArgumentError(absl::StrCat("a request may have ", limits.max_message_bytes, " bytes, but only ",
+                                                   options.max_inflight_bytes, " may be in flight"));
+  }
+  if (model->languages().empty()) {
+    return absl::FailedPreconditionError(absl::StrCat("model ", name, " has no languages"));
+  }
+  absl::StatusOr<std::unique_ptr<Prompts>> prompts = Prompts::Create(model);
+  if (!prompts.ok()) return prompts.status();
+  return std::unique_ptr<TextService>(
+      new TextService(std::move(name), std::move(model), std::move(parts), options, *std::move(prompts)));
+}
+
+std::shared_ptr<Call> TextService::Translate(std::unique_ptr<v1::TranslateRequest> request, absl::Time deadline,
+                                             TranslateDone done) {
+  const int64_t items = request->items_size();
+  const int64_t bytes = static_cast<int64_t>(request->ByteSizeLong());
+  auto call = std::make_shared<TranslateCall>(this, deadline, std::move(request), std::move(done));
+  call->Begin(items, bytes);
+  return call;
+}
+
+std::shared_ptr<Call> TextService::Encode(std::unique_ptr<v1::EncodeRequest> request, absl::Time deadline,
+                                          EncodeDone done) {
+  const int64_t items = request->items_size();
+  const int64_t bytes = static_cast<int64_t>(request->ByteSizeLong());
+  auto call = std::make_shared<EncodeCall>(this, deadline, std::move(request), std::move(done));
+  call->Begin(items, bytes);
+  return call;
+}
+
+}  // namespace koine::server
