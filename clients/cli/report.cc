@@ -1,0 +1,283 @@
+#include "clients/cli/report.h"
+
+#include <google/protobuf/util/json_util.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "google/rpc/error_details.pb.h"
+
+namespace koine::cli {
+namespace {
+
+constexpr auto kLeft = Table::Align::kLeft;
+constexpr auto kRight = Table::Align::kRight;
+
+// Code points: what a cell takes on the screen, for the scripts that stand before the last column.
+size_t Width(const std::string& text) {
+  return static_cast<size_t>(
+      std::count_if(text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0) != 0x80; }));
+}
+
+std::string Seconds(double seconds) { return absl::StrFormat("%.3f s", seconds); }
+
+// "12 of 4,096"
+std::string Of(int64_t part, int64_t whole) { return absl::StrCat(GroupDigits(part), " of ", GroupDigits(whole)); }
+
+std::string KeyValues(const std::vector<std::pair<std::string, std::string>>& pairs) {
+  size_t width = 0;
+  for (const auto& [key, value] : pairs) width = std::max(width, Width(key));
+  std::string out;
+  for (const auto& [key, value] : pairs) {
+    absl::StrAppend(&out, key, std::string(width - Width(key) + 2, ' '), value, "\n");
+  }
+  return out;
+}
+
+std::string Cut(const std::string& text, size_t code_points) {
+  std::string out;
+  size_t seen = 0;
+  for (const char c : text) {
+    if ((static_cast<unsigned char>(c) & 0xC0) != 0x80 && ++seen > code_points) return out + "...";
+    out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+  }
+  return out;
+}
+
+}  // namespace
+
+Table::Table(std::vector<std::string> titles, std::vector<Align> aligns) : aligns_(std::move(aligns)) {
+  rows_.push_back(std::move(titles));
+}
+
+void Table::Row(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+
+void Table::Rule() { rows_.emplace_back(); }
+
+std::string Table::Text() const {
+  std::vector<size_t> widths(aligns_.size(), 0);
+  for (const auto& row : rows_) {
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], Width(row[i]));
+  }
+  size_t total = 2 * (widths.size() - 1);
+  for (const size_t width : widths) total += width;
+  std::string out;
+  for (const auto& row : rows_) {
+    std::string line;
+    if (row.empty()) line = std::string(total, '-');
+    for (size_t i = 0; i < row.size(); ++i) {
+      const std::string blanks(widths[i] - Width(row[i]), ' ');
+      absl::StrAppend(&line, i > 0 ? "  " : "", aligns_[i] == kRight ? blanks : "", row[i],
+                      aligns_[i] == kLeft ? blanks : "");
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    absl::StrAppend(&out, line, "\n");
+  }
+  return out;
+}
+
+std::string GroupDigits(int64_t number) {
+  const std::string digits = absl::StrCat(number);
+  std::string out;
+  for (size_t i = 0; i < digits.size(); ++i) {
+    if (i > 0 && digits[i - 1] != '-' && (digits.size() - i) % 3 == 0) out += ',';
+    out += digits[i];
+  }
+  return out;
+}
+
+std::string HumanBytes(int64_t bytes) {
+  static constexpr const char* kUnits[] = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  if (bytes < 1024) return absl::StrCat(bytes, " B");
+  double value = static_cast<double>(bytes) / 1024;
+  size_t unit = 0;
+  while (value >= 1023.95 && unit + 1 < std::size(kUnits)) {  // 1023.95 would print as 1024.0
+    value /= 1024;
+    ++unit;
+  }
+  return absl::StrFormat("%.1f %s", value, kUnits[unit]);
+}
+
+std::string Percent(double share) { return absl::StrFormat("%.1f %%", share * 100); }
+
+std::string ParametersReport(const v1::GetParameterStatsResponse& stats) {
+  std::string out = absl::StrCat("Parameters of ", stats.model(), "\n\n");
+  const double all = static_cast<double>(std::max<int64_t>(stats.parameters(), 1));
+  const bool checksums = std::any_of(stats.owners().begin(), stats.owners().end(),
+                                     [](const v1::OwnerParameters& owner) { return !owner.checksum().empty(); });
+
+  Table owners({"owner", "parameters", "share", "in files", "in memory", "kernel says", checksums ? "checksum" : ""},
+               {kLeft, kRight, kRight, kRight, kRight, kRight, kLeft});
+  for (const v1::OwnerParameters& owner : stats.owners()) {
+    owners.Row({owner.owner(), GroupDigits(owner.parameters()), Percent(static_cast<double>(owner.parameters()) / all),
+                HumanBytes(owner.file_bytes()), HumanBytes(owner.resident_bytes()),
+                owner.kernel_resident_bytes() > 0 ? HumanBytes(owner.kernel_resident_bytes()) : "-", owner.checksum()});
+  }
+  owners.Rule();
+  owners.Row({"all", GroupDigits(stats.parameters()), Percent(static_cast<double>(stats.parameters()) / all),
+              HumanBytes(stats.file_bytes()), HumanBytes(stats.resident_bytes()),
+              stats.kernel_resident_bytes() > 0 ? HumanBytes(stats.kernel_resident_bytes()) : "-", ""});
+  absl::StrAppend(&out, owners.Text(), "\n");
+
+  Table components({"owner", "component", "parameters", "tensors", "in files", "stored as"},
+                   {kLeft, kLeft, kRight, kRight, kRight, kLeft});
+  for (const v1::OwnerParameters& owner : stats.owners()) {
+    for (const v1::ComponentParameters& component : owner.components()) {
+      const std::string dtypes = absl::StrJoin(
+          component.dtypes(), " ", [](std::string* to, const v1::DTypeCount& d) { absl::StrAppend(to, d.dtype()); });
+      components.Row({owner.owner(), component.component(), GroupDigits(component.parameters()),
+                      absl::StrCat(component.tensors()), HumanBytes(component.file_bytes()), dtypes});
+    }
+  }
+  absl::StrAppend(&out, components.Text());
+
+  if (!stats.plans().empty()) {
+    Table plans({"sharing plan", "parameters", "saving", "formula"}, {kLeft, kRight, kRight, kLeft});
+    for (const v1::PlanParameters& plan : stats.plans()) {
+      plans.Row({plan.plan(), GroupDigits(plan.parameters()), Percent(plan.saving()), plan.formula()});
+    }
+    absl::StrAppend(&out, "\n", plans.Text());
+  }
+  return out;
+}
+
+std::string ServerReport(const v1::GetServerStatsResponse& stats) {
+  std::vector<std::pair<std::string, std::string>> rows = {
+      {"server version", stats.version()},
+      {"up", absl::StrFormat("%.0f s", stats.uptime_seconds())},
+      {"process memory", HumanBytes(stats.process_resident_bytes())},
+      {"requests in flight", GroupDigits(stats.inflight_requests())},
+      {"requests finished", GroupDigits(stats.finished_requests())},
+  };
+  if (stats.draining()) rows.push_back({"draining", "yes: finishes what it has"});
+  const std::map<std::string, int64_t> rejected(stats.rejected().begin(), stats.rejected().end());  // in order
+  for (const auto& [reason, count] : rejected) {
+    if (count > 0) rows.push_back({absl::StrCat("rejected, ", reason), GroupDigits(count)});
+  }
+  std::string out = absl::StrCat("Server\n\n", KeyValues(rows));
+  for (const v1::ModelStats& model : stats.models()) {
+    const v1::EngineStats& engine = model.engine();
+    absl::StrAppend(
+        &out, "\nEngine of ", model.model(), "\n\n",
+        KeyValues({
+            {"workers x threads", absl::StrCat(engine.workers(), " x ", engine.threads())},
+            {"queue, sentences", Of(model.queue_items(), model.queue_items_limit())},
+            {"queue, tokens", Of(model.queue_tokens(), model.queue_tokens_limit())},
+            {"queue, oldest", Seconds(model.queue_oldest_seconds())},
+            {"computing now", GroupDigits(model.live_jobs())},
+            {"accepted, unanswered", Of(model.permits_in_use(), model.permits_limit())},
+            {"decoder steps", GroupDigits(engine.steps())},
+            {"rows per step", absl::StrFormat("%.2f mean, %d most, %d allowed", engine.mean_step_rows(),
+                                              engine.max_step_rows(), engine.max_batch_rows())},
+            {"languages per step",
+             absl::StrFormat("%.2f mean, %d most", engine.mean_step_languages(), engine.max_step_languages())},
+            {"tokens encoded", GroupDigits(engine.encoded_tokens())},
+            {"tokens generated", GroupDigits(engine.generated_tokens())},
+            {"sentences", absl::StrCat(GroupDigits(engine.finished()), " finished, ", GroupDigits(engine.cancelled()),
+                                       " cancelled, ", GroupDigits(engine.expired()), " expired, ",
+                                       GroupDigits(engine.failed()), " failed")},
+            {"multiply-adds", absl::StrFormat("%.3g", static_cast<double>(engine.multiply_adds()))},
+            {"output tables read", HumanBytes(engine.table_bytes())},
+            {"attention cache, most", HumanBytes(engine.kv_cache_bytes())},
+        }));
+  }
+  return out;
+}
+
+std::string LanguagesReport(const v1::ListLanguagesResponse& languages) {
+  // Native names last: scripts of other widths cannot push a column aside there.
+  Table table({"code", "name", "script", "direction", "vocabulary", "parameters", "adapter", "aliases", "native name"},
+              {kLeft, kLeft, kLeft, kLeft, kRight, kRight, kLeft, kLeft, kLeft});
+  for (const v1::Language& language : languages.languages()) {
+    table.Row({language.code(), language.name(), language.script(), language.direction(),
+               GroupDigits(language.vocabulary()), GroupDigits(language.parameters()), language.default_adapter(),
+               absl::StrJoin(language.aliases(), " "), language.native_name()});
+  }
+  return table.Text();
+}
+
+std::string ModelReport(const v1::GetModelInfoResponse& info) {
+  const v1::Architecture& a = info.architecture();
+  const v1::Limits& limits = info.limits();
+  const std::string zero_shot = absl::StrJoin(
+      info.zero_shot_pairs(), " ",
+      [](std::string* to, const v1::LanguagePair& pair) { absl::StrAppend(to, pair.source(), ">", pair.target()); });
+  return KeyValues({
+      {"model", info.model()},
+      {"name", info.name()},
+      {"license", info.license()},
+      {"tasks", absl::StrJoin(info.tasks(), ", ")},
+      {"parameters", GroupDigits(info.parameters())},
+      {"languages", absl::StrCat(info.languages())},
+      {"precision", absl::StrCat(info.precision(), " (", info.matmul_backend(), ")")},
+      {"loaded in", Seconds(info.load_seconds())},
+      {"architecture", absl::StrFormat("%s, %d + %d layers, width %d, feed-forward %d", a.kind(), a.encoder_layers(),
+                                       a.decoder_layers(), a.d_model(), a.d_ffn())},
+      {"heads",
+       absl::StrFormat("%d of width %d, %d of them the language's own", a.heads(), a.d_head(), a.language_heads())},
+      {"layers of languages",
+       absl::StrFormat("encoder [%s], decoder [%s]", absl::StrJoin(a.language_encoder_layers(), " "),
+                       absl::StrJoin(a.language_decoder_layers(), " "))},
+      {"embedding", absl::StrCat(a.shared_embedding() ? "one table for all" : "one table per language",
+                                 a.tied_output() ? ", tied to the output" : ", output of its own")},
+      {"sentence vectors", absl::StrCat(info.pooling(), info.normalize() ? ", normalised" : ", not normalised")},
+      {"limits of a request",
+       absl::StrCat(GroupDigits(limits.max_items()), " items, ", GroupDigits(limits.max_characters()),
+                    " characters each, ", HumanBytes(limits.max_message_bytes()), " a message")},
+      {"limits of a text", absl::StrCat(GroupDigits(limits.max_source_tokens()), " tokens in, ",
+                                        GroupDigits(limits.max_tokens()), " out, ", limits.max_beams(), " beams")},
+      {"queue",
+       absl::StrCat(GroupDigits(limits.queue_items()), " items, ", GroupDigits(limits.queue_tokens()), " tokens")},
+      {"untrained directions", zero_shot.empty() ? "none" : zero_shot},
+  });
+}
+
+double Cosine(const std::vector<float>& a, const std::vector<float>& b) {
+  double dot = 0, aa = 0, bb = 0;
+  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
+    dot += static_cast<double>(a[i]) * static_cast<double>(b[i]);
+    aa += static_cast<double>(a[i]) * static_cast<double>(a[i]);
+    bb += static_cast<double>(b[i]) * static_cast<double>(b[i]);
+  }
+  return aa > 0 && bb > 0 ? dot / std::sqrt(aa * bb) : 0;
+}
+
+std::string CosineReport(const std::vector<std::string>& texts, const std::vector<std::vector<float>>& vectors) {
+  std::vector<std::string> titles = {""};
+  std::vector<Table::Align> aligns = {kRight};
+  for (size_t i = 0; i < texts.size(); ++i) {
+    titles.push_back(absl::StrCat(i + 1));
+    aligns.push_back(kRight);
+  }
+  titles.push_back("text");
+  aligns.push_back(kLeft);
+  Table table(titles, aligns);
+  for (size_t i = 0; i < texts.size(); ++i) {
+    std::vector<std::string> row = {absl::StrCat(i + 1)};
+    for (const auto& other : vectors) row.push_back(absl::StrFormat("%.4f", Cosine(vectors[i], other)));
+    row.push_back(Cut(texts[i], 60));
+    table.Row(std::move(row));
+  }
+  return table.Text();
+}
+
+std::string ToJson(const google::protobuf::Message& message) {
+  // Errors may carry these as Any, which needs their descriptors to be linked.
+  google::rpc::RetryInfo::descriptor();
+  google::rpc::BadRequest::descriptor();
+  google::protobuf::util::JsonPrintOptions options;
+  options.always_print_primitive_fields = true;
+  options.preserve_proto_field_names = true;
+  std::string out;
+  const auto status = google::protobuf::util::MessageToJsonString(message, &out, options);
+  // Fails only for an Any of a type that this client does not know: newer than the client.
+  if (!status.ok()) return absl::StrCat("{\"error\":\"the reply cannot be written as JSON by this version\"}");
+  return out;
+}
+
+}  // namespace koine::cli
