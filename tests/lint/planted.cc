@@ -59,8 +59,6 @@ void Forward(T&& value) {
   Keep(std::move(value));  // plant: bugprone-move-forwarding-reference
 }
 
-size_t ByValue(const string text) { return text.size(); }  // plant: performance-unnecessary-value-param
-
 void Faults(bool* flag, vector<string> names, int width, int height, bool ready) {
   Take(/*verbose=*/1, false);                            // plant: bugprone-argument-comment
   if (flag) Take(1, true);                               // plant: bugprone-bool-pointer-implicit-conversion
@@ -76,20 +74,24 @@ void Faults(bool* flag, vector<string> names, int width, int height, bool ready)
   if (ready) {
     if (ready) Take(2, ready);  // plant: bugprone-redundant-branch-condition
   }
-  size_t bytes = sizeof(names);  // plant: bugprone-sizeof-container
-  string repeated('x', 50);      // plant: bugprone-string-constructor
+  size_t bytes = sizeof(names);    // plant: bugprone-sizeof-container
+  bytes += sizeof(sizeof(width));  // plant: bugprone-sizeof-expression
+  string repeated('x', 50);        // plant: bugprone-string-constructor
   if (ready)
     ;                                // plant: bugprone-suspicious-semicolon
   lock_guard<mutex>{planted_mutex};  // plant: bugprone-unused-raii
   async([] { Take(1, true); });      // plant: bugprone-unused-return-value
   string moved = "text";
   string target = std::move(moved);
-  Keep(moved);                                 // plant: bugprone-use-after-move
-  int* nothing = 0;                            // plant: modernize-use-nullptr
-  for (const string name : names) Keep(name);  // plant: performance-for-range-copy
-  vector<int> squares;
-  for (int k = 0; k < 100; ++k) squares.push_back(k * k);  // plant: performance-inefficient-vector-operation
-  Keep(std::move(static_cast<const string&>(target)));     // plant: performance-move-const-arg
+  Keep(moved);  // plant: bugprone-use-after-move
+  target = 65;  // plant: bugprone-string-integer-assignment
+  do {
+    if (width > height) continue;  // plant: bugprone-terminating-continue
+  } while (false);
+  if (width > height && width > height) Take(3, ready);  // plant: misc-redundant-expression
+  int* nothing = 0;                                      // plant: modernize-use-nullptr
+  for (const string name : names) Keep(name);            // plant: performance-for-range-copy
+  Keep(std::move(static_cast<const string&>(target)));   // plant: performance-move-const-arg
   Take(TWICE(rounded), nothing == nullptr && ratio + static_cast<double>(area + bytes) > 0);
 }
 

@@ -24,10 +24,9 @@ if printf 'int  main( ){return 0 ;}\n' | clang-format-14 --dry-run -Werror --ass
   fail "clang-format missed a planted fault"
 else
   mapfile -t formatted < <(ours '*.cc' '*.h')
-  if clang-format-14 --dry-run -Werror "${formatted[@]}"; then
-    pass "clang-format (${#formatted[@]} files)"
-  else
-    fail "clang-format; mend it with: clang-format-14 -i FILES"
+  mapfile -t wrong < <(clang-format-14 --dry-run "${formatted[@]}" 2>&1 | sed -n 's/^\([^ :]*\):[0-9]*:.*/\1/p' | sort -u)
+  if [[ ${#wrong[@]} -eq 0 ]]; then pass "clang-format (${#formatted[@]} files)"; else
+    fail "clang-format; mend it with: clang-format-14 -i ${wrong[*]}"
   fi
 fi
 
@@ -50,9 +49,12 @@ files = {os.path.relpath(c["file"], root) for c in json.load(open(sys.argv[1]))}
 print("\n".join(sorted(f for f in files if f.split("/")[0] in ("kernels", "model_loader", "server", "clients"))))
 PY
   )
-  # The build is g++'s: -Wno-unknown-warning-option lets clang read its flags.
-  if printf '%s\0' "${tidied[@]}" | xargs -0 -P "$(nproc)" -n 1 \
-    clang-tidy-14 --quiet -p "$build_dir" --extra-arg=-Wno-unknown-warning-option >"$log" 2>&1; then
+  # The build is g++'s: -Wno-unknown-warning-option lets clang read its flags. `|| exit 1`: xargs gives up on the other
+  # files where a command dies of a signal.
+  # shellcheck disable=SC2016  # expanded by the inner shell
+  if printf '%s\0' "${tidied[@]}" | xargs -0 -P "$(nproc)" -n 1 sh -c \
+    'clang-tidy-14 --quiet -p "$1" --extra-arg=-Wno-unknown-warning-option "$2" || exit 1' sh "$build_dir" \
+    >"$log" 2>&1; then
     pass "clang-tidy (${#tidied[@]} files)"
   else
     grep -E -A 5 '(error|warning): ' "$log" || cat "$log"
