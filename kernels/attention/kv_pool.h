@@ -61,7 +61,7 @@ class KvPool {
   // Makes room for one more token at the end of `list` and makes its block writable by this list alone: takes a new
   // block when the last one is full, copies the last one when it is shared. False if the pool is empty (nothing
   // changed). After true, the new token's slot is list->tokens % kBlockTokens of the last block, and tokens is NOT
-  // yet raised: callers store all layers, then raise it.
+  // yet raised: callers store all layers, then raise it. Again before that: nothing more is taken.
   bool Extend(BlockList* list);
   // Adds `tokens` fresh slots at once (cross-attention memory) and raises list->tokens. All or nothing.
   bool Reserve(BlockList* list, int64_t tokens);

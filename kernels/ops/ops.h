@@ -22,7 +22,7 @@ enum class Activation : uint8_t { kRelu, kGelu, kGeluTanh, kSilu };
 void Normalize(NormType type, float eps, const float* weight, const float* bias, const float* x, int64_t x_stride,
                int64_t rows, int64_t width, float* y, int64_t y_stride);
 
-// x = act(x) in place.
+// x = act(x) in place. Within 5e-7 of the exact value (relative above 1), for every finite x; NaN stays NaN.
 void Activate(Activation activation, float* x, int64_t x_stride, int64_t rows, int64_t width);
 // y = act(gate) * up; y may be `up` or `gate` itself.
 void ActivateGated(Activation activation, const float* gate, int64_t gate_stride, const float* up, int64_t up_stride,
@@ -44,7 +44,8 @@ void MeanPool(const float* x, int64_t x_stride, int64_t rows, int64_t width, boo
 // f32 -> bf16 (round to nearest, ties to even; NaN stays NaN), for inputs of bf16 products.
 void ConvertToBFloat16(const float* x, int64_t x_stride, int64_t rows, int64_t width, uint16_t* y, int64_t y_stride);
 
-// log(sum(exp(x))) of one row, in natural logarithms; x finite or -inf, at least one finite.
+// log(sum(exp(x))) of one row, in natural logarithms, within 1e-6 (relative above 1); x finite or -inf, at least one
+// finite (else -inf).
 float LogSumExp(const float* x, int64_t width);
 
 struct Scored {
@@ -52,7 +53,7 @@ struct Scored {
   float value;
 };
 // The k largest elements of one row in falling order; equal values in rising order of id. k is capped at width.
-// -inf elements are never returned. `out` is cleared first and keeps its capacity.
+// -inf and NaN elements are never returned. `out` is cleared first and keeps its capacity.
 void TopK(const float* x, int64_t width, int k, std::vector<Scored>* out);
 
 // True if every element is finite (a NaN or infinity in logits means broken weights).
