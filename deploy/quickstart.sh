@@ -117,7 +117,8 @@ done
 [[ "$port" == "$wanted" ]] || say "  note       port $wanted is in use, so this server takes $port"
 address=127.0.0.1:$port
 say "  server     $server --model $model --listen $address (log: $log_dir/server.log)"
-"$server" --model "$model" --listen "$address" >"$log_dir/server.log" 2>&1 &
+# No drain delay: there is no balancer that must notice the end.
+"$server" --model "$model" --listen "$address" --drain-delay 0 >"$log_dir/server.log" 2>&1 &
 server_pid=$!
 
 deadline=$((SECONDS + ready_seconds))
