@@ -53,6 +53,14 @@ absl::Status Arena::Seal() {
   return absl::OkStatus();
 }
 
+size_t Arena::ResidentBytes() const {
+  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  std::vector<unsigned char> pages(bytes_ / page);
+  if (mincore(data_, bytes_, pages.data()) != 0) return bytes_;
+  return static_cast<size_t>(std::count_if(pages.begin(), pages.end(), [](unsigned char p) { return (p & 1) != 0; })) *
+         page;
+}
+
 uint64_t Arena::Checksum() const {
   uint64_t hash = 0xcbf29ce484222325U;
   for (size_t i = 0; i < bytes_; i += sizeof(uint64_t)) {  // whole pages: a multiple of 8

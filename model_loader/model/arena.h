@@ -28,6 +28,8 @@ class Arena {
   const char* data() const { return data_; }
   // Whole pages.
   size_t bytes() const { return bytes_; }
+  // Bytes of pages that are in memory now, as the kernel says (mincore); bytes() if it does not say.
+  size_t ResidentBytes() const;
   absl::Status Seal();
   // FNV-1a over 64-bit words.
   uint64_t Checksum() const;

@@ -285,6 +285,9 @@ std::vector<std::string> Language::adapter_names() const {
 }
 
 int64_t Adapter::mapped_bytes() const { return arena_ == nullptr ? 0 : static_cast<int64_t>(arena_->bytes()); }
+int64_t Adapter::resident_bytes() const {
+  return arena_ == nullptr ? 0 : static_cast<int64_t>(arena_->ResidentBytes());
+}
 
 int64_t Language::mapped_bytes() const {
   int64_t bytes = static_cast<int64_t>(arena_->bytes());
@@ -292,9 +295,16 @@ int64_t Language::mapped_bytes() const {
   return bytes;
 }
 
+int64_t Language::resident_bytes() const {
+  int64_t bytes = static_cast<int64_t>(arena_->ResidentBytes());
+  for (const auto& [name, adapter] : adapters_) bytes += adapter->resident_bytes();
+  return bytes;
+}
+
 uint64_t Language::checksum() const { return arena_->Checksum(); }
 
 int64_t Model::shared_mapped_bytes() const { return static_cast<int64_t>(arena_->bytes()); }
+int64_t Model::shared_resident_bytes() const { return static_cast<int64_t>(arena_->ResidentBytes()); }
 const void* Model::shared_address() const { return arena_->data(); }
 uint64_t Model::shared_checksum() const { return arena_->Checksum(); }
 

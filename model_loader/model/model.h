@@ -43,7 +43,9 @@ class Adapter {
   const AdapterConfig& config() const { return config_; }
   const kernels::AdapterWeights& weights() const { return weights_; }
   absl::Span<const LoadedTensor> tensors() const { return tensors_; }
-  int64_t mapped_bytes() const;  // of its own mapping; 0 for the default, which lies in the language's
+  // Of its own mapping; 0 for the default, which lies in the language's.
+  int64_t mapped_bytes() const;
+  int64_t resident_bytes() const;
 
  private:
   friend class Loader;
@@ -70,8 +72,9 @@ class Language {
   std::vector<std::string> adapter_names() const;
 
   absl::Span<const LoadedTensor> tensors() const { return tensors_; }
-  int64_t mapped_bytes() const;  // of this language's own mappings, named adapters included
-  uint64_t checksum() const;     // of the packed bytes, recomputed at each call
+  int64_t mapped_bytes() const;    // of this language's own mappings, named adapters included
+  int64_t resident_bytes() const;  // of these, pages in memory now
+  uint64_t checksum() const;       // of the packed bytes, recomputed at each call
   // Rows that the table has beyond the tokenizer's pieces: they must never be generated.
   int64_t unusable_rows() const { return weights_.vocabulary - tokenizer_->size(); }
 
@@ -112,6 +115,7 @@ class Model {
 
   absl::Span<const LoadedTensor> shared_tensors() const { return shared_tensors_; }
   int64_t shared_mapped_bytes() const;
+  int64_t shared_resident_bytes() const;
   const void* shared_address() const;  // start of the one shared mapping
   uint64_t shared_checksum() const;    // of the packed shared bytes, recomputed at each call
 

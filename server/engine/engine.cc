@@ -310,6 +310,8 @@ class Engine::Worker {
     const int64_t multiply_adds = workspace_.matmul().counts().multiply_adds;
     const kernels::Transformer& transformer = model_.transformer();
     const int64_t d = transformer.config().d_model;
+    const int64_t partial_copies = pool_.partial_copies();
+    const int64_t full_copies = pool_.full_copies();
     std::vector<kernels::DecodeRow> rows;
     std::vector<RowRun> runs;
     for (const auto& sentence : live_) {
@@ -350,6 +352,8 @@ class Engine::Worker {
     RaiseTo(&counters.max_step_rows, count);
     RaiseTo(&counters.max_step_languages, trace.languages);
     counters.table_bytes += trace.table_bytes;
+    counters.partial_block_copies += pool_.partial_copies() - partial_copies;
+    counters.full_block_copies += pool_.full_copies() - full_copies;
     counters.multiply_adds += workspace_.matmul().counts().multiply_adds - multiply_adds;
     trace.seconds = absl::ToDoubleSeconds(absl::Now() - started);
     trace.product_seconds = workspace_.matmul().counts().seconds - product_seconds;

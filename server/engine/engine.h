@@ -54,6 +54,8 @@ struct EngineCounters {
   std::atomic<int64_t> failed{0};
   std::atomic<int64_t> multiply_adds{0};
   std::atomic<int64_t> table_bytes{0};
+  std::atomic<int64_t> partial_block_copies{0};  // of partly filled cache blocks, when beams part
+  std::atomic<int64_t> full_block_copies{0};     // always 0: full blocks are shared, never copied
 };
 
 // Owns its worker threads. Start and Stop from one thread; the rest is thread-safe.

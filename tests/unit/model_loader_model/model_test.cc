@@ -1,0 +1,272 @@
+#include "model_loader/model/model.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+
+#include "model_loader/safetensors/safetensors.h"
+#include "model_loader/verify/verify.h"
+#include "tests/support/harness.h"
+
+namespace koine::model_loader {
+namespace {
+
+namespace fs = std::filesystem;
+using kernels::DType;
+using kernels::Precision;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+std::string ReadAll(const fs::path& path) {
+  std::ifstream stream(path, std::ios::binary);
+  std::ostringstream text;
+  text << stream.rdbuf();
+  return text.str();
+}
+
+void WriteAll(const fs::path& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
+
+void Replace(const fs::path& path, const std::string& from, const std::string& to) {
+  std::string text = ReadAll(path);
+  const size_t at = text.find(from);
+  ASSERT_NE(at, std::string::npos) << path << " has no " << from;
+  WriteAll(path, text.replace(at, from.size(), to));
+}
+
+// A copy of a small plan that the test may break. Languages of plan-00: es, fr, ru.
+class ModelFolder : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const auto* info = ::testing::UnitTest::GetInstance()->current_test_info();
+    folder_ = fs::path(::testing::TempDir()) / (std::string("koine_model_") + info->name());
+    fs::remove_all(folder_);
+    fs::copy(koine::testing::SourcePath("tests/data/plans/plan-00"), folder_, fs::copy_options::recursive);
+    for (const auto& entry : fs::recursive_directory_iterator(folder_)) {
+      fs::permissions(entry.path(), fs::perms::owner_write, fs::perm_options::add);
+    }
+  }
+  void TearDown() override { fs::remove_all(folder_); }
+
+  absl::StatusOr<std::shared_ptr<const Model>> Load() const { return Model::Load(folder_.string(), {}); }
+  std::string Fault() const {
+    const auto model = Load();
+    EXPECT_FALSE(model.ok()) << "the folder was accepted";
+    return std::string(model.status().message());
+  }
+  fs::path Language(const std::string& code) const { return folder_ / "languages" / code; }
+
+  // Writes a safetensors file again, each tensor as `change` leaves it (false drops it).
+  template <typename Change>
+  static void Rewrite(const fs::path& path, const Change& change) {
+    SafetensorsWriter writer;
+    {
+      auto file = SafetensorsFile::Open(path.string());
+      ASSERT_TRUE(file.ok()) << file.status();
+      for (const auto& [name, view] : (*file)->tensors()) {
+        DType dtype = view.dtype;
+        std::vector<int64_t> shape = view.shape;
+        std::vector<uint8_t> data(view.data.begin(), view.data.end());
+        if (change(name, dtype, shape, data)) ASSERT_TRUE(writer.Add(name, dtype, shape, data).ok());
+      }
+    }
+    ASSERT_TRUE(writer.Write(path.string()).ok());
+  }
+
+  fs::path folder_;
+};
+
+TEST_F(ModelFolder, LoadsAndListsInTheOrderOfModelJson) {
+  const auto model = Load();
+  ASSERT_TRUE(model.ok()) << model.status();
+  std::vector<std::string> codes;
+  for (const auto& language : (*model)->languages()) codes.push_back(language->code());
+  EXPECT_EQ(codes, (*model)->config().languages);
+  EXPECT_EQ(codes.size(), 3U);
+}
+
+TEST_F(ModelFolder, FoldersBeyondTheListAreServedAndDotFoldersIgnored) {
+  fs::copy(Language("es"), Language("xx"), fs::copy_options::recursive);
+  Replace(Language("xx") / "language.json", "\"code\": \"es\"", "\"code\": \"xx\"");
+  fs::copy(Language("es"), Language(".half-copied"), fs::copy_options::recursive);
+  const auto model = Load();
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_EQ((*model)->languages().size(), 4U);
+  EXPECT_EQ((*model)->languages().back()->code(), "xx");
+}
+
+TEST_F(ModelFolder, MissingAndEmptyFoldersAreNamed) {
+  fs::remove_all(folder_);
+  EXPECT_THAT(Fault(), AllOf(HasSubstr(folder_.string()), HasSubstr("does not exist")));
+  fs::create_directory(folder_);
+  EXPECT_THAT(Fault(), AllOf(HasSubstr(folder_.string()), HasSubstr("empty")));
+}
+
+TEST_F(ModelFolder, EachMissingFileIsNamed) {
+  for (const std::string name : {"model.json", "shared.safetensors", "languages/fr/language.json",
+                                 "languages/fr/language.safetensors", "languages/fr/tokenizer.model"}) {
+    const std::string kept = ReadAll(folder_ / name);
+    fs::remove(folder_ / name);
+    EXPECT_THAT(Fault(), HasSubstr(name));
+    WriteAll(folder_ / name, kept);
+  }
+  fs::rename(Language("fr"), folder_ / "elsewhere");
+  EXPECT_THAT(Fault(), AllOf(HasSubstr("fr"), HasSubstr("lists")));
+}
+
+TEST_F(ModelFolder, TruncatedFilesAreNamedAtEveryLength) {
+  for (const std::string name : {"shared.safetensors", "languages/fr/language.safetensors",
+                                 "languages/fr/tokenizer.model", "model.json", "languages/fr/language.json"}) {
+    const std::string whole = ReadAll(folder_ / name);
+    for (const double part : {0.0, 0.001, 0.3, 0.9, 0.999}) {
+      WriteAll(folder_ / name, whole.substr(0, static_cast<size_t>(part * static_cast<double>(whole.size()))));
+      EXPECT_THAT(Fault(), HasSubstr(fs::path(name).filename().string())) << part;
+    }
+    WriteAll(folder_ / name, whole);
+  }
+  EXPECT_TRUE(Load().ok());
+}
+
+TEST_F(ModelFolder, AllMissingUnknownAndMisshapedTensorsAreReportedAtOnce) {
+  Rewrite(folder_ / "shared.safetensors", [](std::string name, DType&, std::vector<int64_t>& shape, auto&) {
+    if (name == "encoder.layers.0.ffn.down.bias") return false;
+    if (name == "encoder.layers.0.self_attn.q.weight") shape = {shape[0] * shape[1]};
+    return name != "decoder.final_norm.weight";
+  });
+  EXPECT_THAT(Fault(), AllOf(HasSubstr("encoder.layers.0.ffn.down.bias"), HasSubstr("decoder.final_norm.weight"),
+                             HasSubstr("encoder.layers.0.self_attn.q.weight")));
+}
+
+TEST_F(ModelFolder, WrongDtypesAndALanguageWithoutTableAreNamed) {
+  const fs::path file = Language("fr") / "language.safetensors";
+  const std::string kept = ReadAll(file);
+  Rewrite(file, [](const std::string& name, auto&, auto&, auto&) { return name != "embedding.weight"; });
+  EXPECT_THAT(Fault(), AllOf(HasSubstr("languages/fr/language.safetensors"), HasSubstr("embedding.weight")));
+  WriteAll(file, kept);
+  Rewrite(file, [](const std::string& name, DType& dtype, auto&, auto& data) {
+    if (name == "embedding.weight") {
+      dtype = DType::kI8;
+      data.resize(data.size() / 4);  // plans store F32
+    }
+    return true;
+  });
+  EXPECT_THAT(Fault(), AllOf(HasSubstr("embedding.weight"), HasSubstr("I8")));
+}
+
+TEST_F(ModelFolder, NaNsAndInfinitiesInWeightsAreNamed) {
+  for (const float bad : {NAN, INFINITY, -INFINITY}) {
+    const fs::path file = folder_ / "shared.safetensors";
+    const std::string kept = ReadAll(file);
+    Rewrite(file, [bad](const std::string& name, DType& dtype, auto&, auto& data) {
+      if (name == "encoder.layers.1.ffn.up.weight") {
+        EXPECT_EQ(dtype, DType::kF32);
+        std::memcpy(data.data() + 64, &bad, sizeof(bad));
+      }
+      return true;
+    });
+    EXPECT_THAT(Fault(), AllOf(HasSubstr("encoder.layers.1.ffn.up.weight"), HasSubstr("NaN")));
+    WriteAll(file, kept);
+  }
+}
+
+TEST_F(ModelFolder, FewerRowsThanPiecesAreRefusedWithBothNumbersMoreAreNeverGenerated) {
+  const fs::path file = Language("fr") / "language.safetensors";
+  const std::string kept = ReadAll(file);
+  const auto resize = [&](int64_t by) {
+    Rewrite(file, [by](const std::string& name, DType& dtype, std::vector<int64_t>& shape, auto& data) {
+      if (name == "embedding.weight" || name == "output.weight" || name == "output.bias") {
+        const size_t row = data.size() / static_cast<size_t>(shape[0]);
+        shape[0] += by;
+        data.resize(row * static_cast<size_t>(shape[0]), 0);
+        // Huge biases: greedy would choose the extra rows if it could.
+        if (name == "output.bias" && by > 0) {
+          EXPECT_EQ(dtype, DType::kF32);
+          const float huge = 1e6F;
+          std::memcpy(data.data() + data.size() - sizeof(huge), &huge, sizeof(huge));
+        }
+      }
+      return true;
+    });
+  };
+  resize(-1);
+  EXPECT_THAT(Fault(), AllOf(HasSubstr("pieces"), HasSubstr("rows")));
+  WriteAll(file, kept);
+  resize(8);
+  const auto model = Load();
+  ASSERT_TRUE(model.ok()) << model.status();
+  EXPECT_EQ((*(*model)->FindLanguage("fr"))->unusable_rows(), 8);
+  koine::testing::EngineHarness harness(*model, {});
+  const auto job = koine::testing::TranslateJob(**model, "es", "fr", "a b c", 20);
+  const auto result = harness.Run({job})[0];
+  ASSERT_TRUE(result.status.ok());
+  const int64_t pieces = job->target->tokenizer().size();
+  for (const int32_t id : result.hypotheses[0].ids) EXPECT_LT(id, pieces);
+}
+
+TEST_F(ModelFolder, ClaimsOfTheSameAliasAreRefused) {
+  Replace(Language("fr") / "language.json", "\"aliases\": []", "\"aliases\": [\"rom\"]");
+  Replace(Language("es") / "language.json", "\"aliases\": []", "\"aliases\": [\"ROM\"]");
+  EXPECT_THAT(Fault(), AllOf(HasSubstr("rom"), HasSubstr("fr"), HasSubstr("es")));
+}
+
+TEST_F(ModelFolder, AWrongCodeInsideALanguageFolderIsRefused) {
+  Replace(Language("fr") / "language.json", "\"code\": \"fr\"", "\"code\": \"it\"");
+  EXPECT_THAT(Fault(), AllOf(HasSubstr("\"it\""), HasSubstr("\"fr\"")));
+}
+
+TEST(Languages, CodesAndAliasesMatchWhateverTheirCaseAndHyphens) {
+  const auto model = koine::testing::LoadModel("deploy/demo_model", Precision::kF32);
+  for (const auto& [given, code] : std::vector<std::pair<std::string, std::string>>{{"pt", "pt"},
+                                                                                    {"pt-BR", "pt"},
+                                                                                    {"pt_br", "pt"},
+                                                                                    {"pb", "pt"},
+                                                                                    {"zh-Hans", "zh"},
+                                                                                    {"zh_hans", "zh"},
+                                                                                    {"ZH-CN", "zh"},
+                                                                                    {"zho_Hans", "zh"},
+                                                                                    {"DEU_latn", "de"},
+                                                                                    {"De", "de"},
+                                                                                    {"ger", "de"}}) {
+    const auto found = model->FindLanguage(given);
+    ASSERT_TRUE(found.ok()) << given << ": " << found.status();
+    EXPECT_EQ((*found)->code(), code) << given;
+  }
+}
+
+TEST(Languages, UnknownOnesAreNamedWithNearOnes) {
+  const auto model = koine::testing::LoadModel("deploy/demo_model", Precision::kF32);
+  const auto fault = [&](const std::string& code) {
+    const auto found = model->FindLanguage(code);
+    EXPECT_FALSE(found.ok()) << code;
+    EXPECT_EQ(found.status().code(), absl::StatusCode::kInvalidArgument);
+    return std::string(found.status().message());
+  };
+  EXPECT_THAT(fault("zh-Hant"), AllOf(HasSubstr("\"zh-Hant\""), HasSubstr("near ones: zh")));
+  EXPECT_THAT(fault("dee"), HasSubstr("near ones: de"));
+  EXPECT_THAT(fault("ja"), AllOf(HasSubstr("\"ja\""), HasSubstr("this model has: en, de, fr")));
+  EXPECT_THAT(fault(""), HasSubstr("no language given"));
+  EXPECT_THAT(fault("auto"), HasSubstr("unknown language"));
+}
+
+TEST(Plans, AllEighteenPassTheirSamples) {
+  int count = 0;
+  for (int i = 0; i < 18; ++i) {
+    char name[64];
+    std::snprintf(name, sizeof(name), "tests/data/plans/plan-%02d", i);
+    const auto reports = VerifyModel(koine::testing::SourcePath(name), {});
+    ASSERT_TRUE(reports.ok()) << reports.status();
+    EXPECT_FALSE(reports->empty());
+    for (const SampleReport& report : *reports) {
+      EXPECT_TRUE(report.faults.empty()) << name << " " << report.name << ": " << report.faults.front();
+      ++count;
+    }
+  }
+  EXPECT_GE(count, 18 * 2);
+}
+
+}  // namespace
+}  // namespace koine::model_loader
