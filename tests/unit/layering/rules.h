@@ -34,8 +34,8 @@ std::string FolderOf(std::string_view path);
 std::vector<std::string> CheckArrows(const Tree& tree);
 // Second-level folders do not include each other in a circle.
 std::vector<std::string> CheckCircles(const Tree& tree);
-// Other folders see headers only: never a .cc, never a private header (-inl.h, _internal.h); ours are "quoted" and
-// named from the root.
+// Other folders see headers only: never a .cc, never a private header (x_internal.h is its folder's own, x-inl.h its
+// top-level folder's); ours are "quoted" and named from the root.
 std::vector<std::string> CheckSeams(const Tree& tree);
 // Foreign headers that one place keeps to itself: dnnl, SentencePiece, gRPC, Protobuf.
 std::vector<std::string> CheckForeignHeaders(const Tree& tree);
