@@ -55,26 +55,23 @@ def check_folder(directory):
     """The faults of one folder, as text; prints its largest differences."""
     model = Model.load(directory)
     demo = os.path.basename(os.path.normpath(directory)) == "demo_model"
-    faults, worst, samples = [], {}, 0
-    for file in ("samples.json", "samples.adapters.json"):
-        path = os.path.join(directory, file)
-        if not os.path.exists(path):
-            continue
-        with open(path, encoding="utf-8") as opened:
-            for index, sample in enumerate(json.load(opened)):
-                samples += 1
-                results = check_sample(model, sample, DEMO_LOGIT_TOLERANCE if demo else TOLERANCE)
-                for what, (difference, allowed) in results.items():
-                    worst[what] = max(worst.get(what, 0.0), difference)
-                    if not difference <= allowed:
-                        faults.append(
-                            f"{path}: sample {index} ({sample['source']} -> {sample['target']}): "
-                            f"{what} differs by {difference:.3g}, allowed {allowed:.3g}"
-                        )
-    if samples == 0:
+    faults, worst = [], {}
+    path = os.path.join(directory, "samples.json")
+    with open(path, encoding="utf-8") as opened:
+        samples = json.load(opened)
+    for index, sample in enumerate(samples):
+        results = check_sample(model, sample, DEMO_LOGIT_TOLERANCE if demo else TOLERANCE)
+        for what, (difference, allowed) in results.items():
+            worst[what] = max(worst.get(what, 0.0), difference)
+            if not difference <= allowed:
+                faults.append(
+                    f"{path}: sample {index} ({sample['source']} -> {sample['target']}): "
+                    f"{what} differs by {difference:.3g}, allowed {allowed:.3g}"
+                )
+    if not samples:
         faults.append(f"{directory}: no samples")
     differences = ", ".join(f"{what} {difference:.2g}" for what, difference in worst.items())
-    print(f"{'FAIL' if faults else 'ok  '} {directory}: {samples} samples; largest differences: {differences}")
+    print(f"{'FAIL' if faults else 'ok  '} {directory}: {len(samples)} samples; largest differences: {differences}")
     return faults
 
 

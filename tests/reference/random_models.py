@@ -5,8 +5,8 @@
 
 Model i of a seed depends on nothing but (seed, i): OUT/model-0000, OUT/model-0001, ... Each is a complete model folder
 that `koine-model verify` and koine_reference.Model read. Tokenizer files are taken from the model folders under DIR
-(default tests/data/plans): their tables say how many rows belong to each. Samples that ask for named adapters stand in
-samples.adapters.json, in the same form plus "source_adapter" and "target_adapter".
+(default tests/data/plans): their tables say how many rows belong to each. Samples that ask for named adapters, or for
+none, say so by "source_adapter" and "target_adapter".
 """
 
 import argparse
@@ -411,16 +411,13 @@ def make_model(directory, seed, index, tokenizers, allow_shared_embedding=True):
     random.rng.shuffle(targets)
     pairs = list(zip(codes, targets)) + [(random.choice(codes),) * 2]
     samples = [random_sample(random, model, source, target) for source, target in pairs]
+    for code in named:
+        for name in named[code] + ["none"]:
+            other = random.choice(codes)
+            samples.append(random_sample(random, model, code, other, source_adapter=name))
+            samples.append(random_sample(random, model, other, code, target_adapter=name))
+        samples.append(random_sample(random, model, code, code, named[code][0], named[code][-1]))
     _write_json(os.path.join(directory, "samples.json"), samples, indent=None)
-    if named:
-        samples = []
-        for code in named:
-            for name in named[code] + ["none"]:
-                other = random.choice(codes)
-                samples.append(random_sample(random, model, code, other, source_adapter=name))
-                samples.append(random_sample(random, model, other, code, target_adapter=name))
-            samples.append(random_sample(random, model, code, code, named[code][0], named[code][-1]))
-        _write_json(os.path.join(directory, "samples.adapters.json"), samples, indent=None)
     return model
 
 
