@@ -1,0 +1,200 @@
+// koine-server: loads models, serves them, and ends in good order.
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <mutex>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "kernels/matmul/matmul.h"
+#include "server/config/config.h"
+#include "server/rpc/server.h"
+#include "server/rpc/signals.h"
+#include "server/text/introspection.h"
+#include "server/text/model_host.h"
+#include "server/text/worker_pool.h"
+
+namespace koine::server {
+namespace {
+
+// One line of JSON for each engine step. Thread-safe.
+class TraceFile {
+ public:
+  explicit TraceFile(const std::string& path) : file_(path, std::ios::app) {}
+  bool ok() const { return file_.good(); }
+
+  void Write(const std::string& model, const StepTrace& step) {
+    const nlohmann::json line = {{"time", absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch())},
+                                 {"model", model},
+                                 {"worker", step.worker},
+                                 {"encoded_tokens", step.encoded_tokens},
+                                 {"encoded_languages", step.encoded_languages},
+                                 {"rows", step.rows},
+                                 {"languages", step.languages},
+                                 {"sentences", step.sentences},
+                                 {"shared_products", step.shared_products},
+                                 {"language_products", step.language_products},
+                                 {"table_bytes", step.table_bytes},
+                                 {"seconds", step.seconds},
+                                 {"product_seconds", step.product_seconds}};
+    const std::lock_guard<std::mutex> lock(mutex_);
+    file_ << line.dump() << '\n' << std::flush;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::ofstream file_;
+};
+
+absl::StatusOr<kernels::Precision> ChoosePrecision(PrecisionChoice choice) {
+  if (choice == PrecisionChoice::kF32) return kernels::Precision::kF32;
+  const absl::Status native = kernels::CheckPrecision(kernels::Precision::kBF16);
+  if (native.ok()) return kernels::Precision::kBF16;
+  if (choice == PrecisionChoice::kAuto) return kernels::Precision::kF32;
+  return absl::FailedPreconditionError(absl::StrCat("--precision bf16: ", std::string(native.message())));
+}
+
+absl::StatusOr<std::unique_ptr<ModelHost>> LoadModel(const ModelSource& source, const Config& config,
+                                                     kernels::Precision precision, WorkerPool* pool,
+                                                     Rejections* rejections, TraceFile* trace) {
+  auto host = std::make_unique<ModelHost>();
+  const absl::Time begin = absl::Now();
+  model_loader::LoadOptions load;
+  load.precision = precision;
+  absl::StatusOr<std::shared_ptr<const model_loader::Model>> model = model_loader::Model::Load(source.directory, load);
+  if (!model.ok()) return model.status();
+  host->model = *std::move(model);
+  host->name = source.name.empty() ? host->model->config().name : source.name;
+  host->load_seconds = absl::ToDoubleSeconds(absl::Now() - begin);
+
+  QueueLimits queue;
+  queue.max_items = config.queue_items;
+  queue.max_tokens = config.queue_tokens;
+  host->queue = std::make_unique<JobQueue>(queue);
+
+  EngineOptions engine;
+  engine.workers = config.workers;
+  engine.threads = config.threads;
+  engine.max_rows = config.max_batch_rows;
+  engine.max_tokens = config.max_batch_tokens;
+  engine.kv_cache_bytes = config.kv_cache_bytes;
+  std::function<void(const StepTrace&)> on_step;
+  if (trace != nullptr) on_step = [trace, name = host->name](const StepTrace& step) { trace->Write(name, step); };
+  host->engine = std::make_unique<Engine>(host->model, host->queue.get(), engine, std::move(on_step));
+
+  TextServiceOptions text;
+  text.limits.max_items = config.max_items;
+  text.limits.max_characters = config.max_characters;
+  text.limits.max_beams = config.max_beams;
+  text.limits.max_tokens = config.max_tokens;
+  text.limits.max_message_bytes = config.max_message_bytes;
+  // The queue's worth, and what the engines may have taken out of it.
+  text.max_inflight_items = config.queue_items + config.workers * config.max_batch_rows;
+  text.max_inflight_bytes = config.inflight_bytes;
+  TextService::Parts parts;
+  parts.queue = host->queue.get();
+  parts.pool = pool;
+  parts.rejections = rejections;
+  parts.check_fits = [engine = host->engine.get()](const Job& job) { return engine->CheckFits(job); };
+  absl::StatusOr<std::unique_ptr<TextService>> service =
+      TextService::Create(host->name, host->model, std::move(parts), text);
+  if (!service.ok()) return service.status();
+  host->text = *std::move(service);
+  return host;
+}
+
+absl::Status Serve(const Config& config, StopSignals* signals) {
+  const absl::StatusOr<kernels::Precision> precision = ChoosePrecision(config.precision);
+  if (!precision.ok()) return precision.status();
+  std::unique_ptr<TraceFile> trace;
+  if (!config.trace_file.empty()) {
+    trace = std::make_unique<TraceFile>(config.trace_file);
+    if (!trace->ok())
+      return absl::NotFoundError(absl::StrCat("--trace-file ", config.trace_file, ": cannot be written"));
+  }
+
+  Rejections rejections;
+  WorkerPool pool(config.text_workers);
+  std::vector<std::unique_ptr<ModelHost>> loaded;
+  for (const ModelSource& source : config.models) {
+    absl::StatusOr<std::unique_ptr<ModelHost>> host =
+        LoadModel(source, config, *precision, &pool, &rejections, trace.get());
+    if (!host.ok()) {
+      return absl::Status(host.status().code(), absl::StrCat("cannot load the model in ", source.directory, ": ",
+                                                             std::string(host.status().message())));
+    }
+    for (const auto& other : loaded) {
+      if (other->name == (*host)->name) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("two models are called ", other->name, ": give them names with --model NAME=FOLDER"));
+      }
+    }
+    spdlog::info("loaded {} ({} languages, {}) from {} in {:.2f} s", (*host)->name, (*host)->model->languages().size(),
+                 kernels::Name(*precision), source.directory, (*host)->load_seconds);
+    loaded.push_back(*std::move(host));
+  }
+  const ModelHosts hosts(std::move(loaded));
+  for (const auto& host : hosts.all()) host->engine->Start();
+
+  RpcOptions options;
+  options.listen = config.listen;
+  options.max_message_bytes = config.max_message_bytes;
+  options.reflection = config.reflection;
+  options.max_connection_age = config.max_connection_age;
+  options.version = KOINE_VERSION;
+  absl::StatusOr<std::unique_ptr<RpcServer>> server = RpcServer::Start(options, &hosts, &pool, &rejections);
+  if (!server.ok()) return server.status();
+  signals->Arm();
+  (*server)->SetServing();
+  const size_t colon = config.listen.rfind(':');
+  spdlog::info("listening on {}:{} ({} workers, {} threads each, {})", config.listen.substr(0, colon),
+               (*server)->port(), config.workers, config.threads, kernels::MatmulBackend());
+
+  signals->Wait();
+  spdlog::info("stopping: serving on for {}, then up to {} for calls in flight",
+               absl::FormatDuration(config.drain_delay), absl::FormatDuration(config.drain_timeout));
+  const bool clean = (*server)->Drain(config.drain_delay, config.drain_timeout);
+  if (clean) {
+    spdlog::info("stopped");
+  } else {
+    spdlog::warn("stopped; calls still in flight were ended");
+  }
+  server->reset();
+  pool.Stop();
+  return absl::OkStatus();
+}
+
+int Main(int argc, const char* const* argv) {
+  StopSignals signals;  // first of all: no thread may run before it
+  const ParsedConfig parsed = ParseConfig(argc, argv, KOINE_VERSION);
+  if (parsed.exit) {
+    (parsed.exit_code == 0 ? std::cout : std::cerr) << parsed.text << std::flush;
+    return parsed.exit_code;
+  }
+  const Config& config = parsed.config;
+  spdlog::set_default_logger(spdlog::stderr_color_mt("koine"));
+  spdlog::set_pattern("%Y-%m-%dT%H:%M:%S.%e %^%l%$ %v");
+  spdlog::set_level(spdlog::level::from_str(config.log_level));
+  if (config.healthcheck) {
+    const absl::Status health = CheckHealth(config.listen, absl::Seconds(3));
+    if (health.ok()) return 0;
+    std::cerr << "koine-server: " << health.message() << "\n";
+    return 1;
+  }
+  const absl::Status status = Serve(config, &signals);
+  if (status.ok()) return 0;
+  std::cerr << "koine-server: " << status.message() << "\n";
+  return 1;
+}
+
+}  // namespace
+}  // namespace koine::server
+
+int main(int argc, char** argv) { return koine::server::Main(argc, argv); }

@@ -1,0 +1,153 @@
+#include "server/rpc/server.h"
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+#include <vector>
+
+#include <google/protobuf/stubs/logging.h>
+#include <grpc/support/log.h>
+#include <grpcpp/create_channel.h>
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/impl/server_builder_option.h>
+#include <grpcpp/impl/server_builder_plugin.h>
+#include <grpcpp/security/credentials.h>
+#include <grpcpp/security/server_credentials.h>
+#include <grpcpp/server_builder.h>
+#include <spdlog/spdlog.h>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "grpc/health/v1/health.grpc.pb.h"
+
+namespace koine::server {
+namespace {
+
+// How long Shutdown may take once no call is in flight: an open health Watch keeps it waiting for all of it.
+constexpr absl::Duration kShutdown = absl::Milliseconds(500);
+// How long ended calls may take to be answered: a decoding step and the text worker behind it.
+constexpr absl::Duration kEnding = absl::Seconds(5);
+
+// libprotobuf reports every text that is not UTF-8, and gRPC every connection that breaks: faults of callers, which
+// they are told, and no news for the operator.
+void LogProtobuf(google::protobuf::LogLevel /*level*/, const char* /*file*/, int /*line*/, const std::string& message) {
+  spdlog::debug("protobuf: {}", message);
+}
+
+void LogGrpc(gpr_log_func_args* arguments) {
+  if (arguments->severity == GPR_LOG_SEVERITY_ERROR) {
+    spdlog::warn("grpc: {}", arguments->message);
+  } else {
+    spdlog::debug("grpc: {}", arguments->message);
+  }
+}
+
+// The reflection library registers itself for every server as soon as it is linked; this takes it out again.
+class WithoutReflection final : public grpc::ServerBuilderOption {
+ public:
+  void UpdateArguments(grpc::ChannelArguments* /*arguments*/) override {}
+  void UpdatePlugins(std::vector<std::unique_ptr<grpc::ServerBuilderPlugin>>* plugins) override {
+    plugins->erase(std::remove_if(plugins->begin(), plugins->end(),
+                                  [](const std::unique_ptr<grpc::ServerBuilderPlugin>& plugin) {
+                                    return absl::StrContains(plugin->name(), "reflection");
+                                  }),
+                   plugins->end());
+  }
+};
+
+std::chrono::system_clock::time_point After(absl::Duration duration) {
+  return std::chrono::system_clock::now() + absl::ToChronoMilliseconds(duration);
+}
+
+}  // namespace
+
+RpcServer::RpcServer(const ModelHosts* hosts, WorkerPool* pool, Rejections* rejections, const std::string& version)
+    : hosts_(*hosts), service_(hosts, pool, rejections, version) {}
+
+absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const RpcOptions& options, const ModelHosts* hosts,
+                                                            WorkerPool* pool, Rejections* rejections) {
+  google::protobuf::SetLogHandler(&LogProtobuf);
+  gpr_set_log_function(&LogGrpc);
+  // Reflection lists the health service; naming its messages links their descriptors, without which listing tools fail.
+  grpc::health::v1::HealthCheckRequest::descriptor();
+  grpc::EnableDefaultHealthCheckService(true);
+  if (options.reflection) grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+
+  std::unique_ptr<RpcServer> server(new RpcServer(hosts, pool, rejections, options.version));
+  grpc::ServerBuilder builder;
+  if (!options.reflection) builder.SetOption(std::make_unique<WithoutReflection>());
+  // A second server on the same port is a mistake to report, not a way to share load.
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  if (options.max_connection_age > absl::ZeroDuration()) {
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS,
+                               static_cast<int>(absl::ToInt64Milliseconds(options.max_connection_age)));
+  }
+  builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
+  builder.SetMaxSendMessageSize(-1);  // SerializeReply holds the limit, with a text
+  builder.AddListeningPort(options.listen, grpc::InsecureServerCredentials(), &server->port_);
+  builder.RegisterService(&server->service_);
+  server->server_ = builder.BuildAndStart();
+  if (server->server_ == nullptr || server->port_ == 0) {
+    return absl::UnavailableError(absl::StrCat("cannot listen on ", options.listen,
+                                               ": the address is in use, not of this machine, or not allowed"));
+  }
+  auto* health = server->server_->GetHealthCheckService();
+  health->SetServingStatus(v1::Koine::service_full_name(), false);
+  health->SetServingStatus("", false);
+  return server;
+}
+
+RpcServer::~RpcServer() {
+  if (server_ == nullptr) return;
+  StopEngines(absl::InfinitePast());
+  server_->Shutdown(After(kShutdown));
+  server_->Wait();
+}
+
+void RpcServer::SetServing() {
+  auto* health = server_->GetHealthCheckService();
+  health->SetServingStatus(v1::Koine::service_full_name(), true);
+  health->SetServingStatus("", true);
+}
+
+void RpcServer::StopEngines(absl::Time deadline) {
+  for (const auto& host : hosts_.all()) {
+    host->queue->Drain();
+    if (deadline == absl::InfinitePast()) host->queue->Abort(absl::UnavailableError("the server is shutting down"));
+    if (host->engine != nullptr) host->engine->Stop(deadline);
+  }
+}
+
+bool RpcServer::Drain(absl::Duration delay, absl::Duration timeout) {
+  service_.set_draining();
+  server_->GetHealthCheckService()->Shutdown();  // every service NOT_SERVING, for good
+  absl::SleepFor(delay);
+  service_.inflight().Refuse();
+  const bool clean = service_.inflight().WaitForNone(timeout);
+  StopEngines(clean ? absl::InfiniteFuture() : absl::InfinitePast());
+  if (!clean) service_.inflight().WaitForNone(kEnding);
+  server_->Shutdown(After(kShutdown));
+  server_->Wait();
+  server_.reset();
+  return clean;
+}
+
+absl::Status CheckHealth(const std::string& listen, absl::Duration timeout) {
+  std::string address = listen;
+  for (const auto& [any, local] : {std::pair("0.0.0.0:", "127.0.0.1:"), std::pair("[::]:", "[::1]:")}) {
+    if (absl::StartsWith(address, any)) address = absl::StrCat(local, address.substr(std::string(any).size()));
+  }
+  auto stub = grpc::health::v1::Health::NewStub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
+  grpc::ClientContext context;
+  context.set_deadline(After(timeout));
+  grpc::health::v1::HealthCheckResponse response;
+  const grpc::Status status = stub->Check(&context, grpc::health::v1::HealthCheckRequest(), &response);
+  if (!status.ok()) return absl::UnavailableError(absl::StrCat(address, ": ", status.error_message()));
+  if (response.status() != grpc::health::v1::HealthCheckResponse::SERVING) {
+    return absl::UnavailableError(absl::StrCat(address, " is up, but not serving"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace koine::server
