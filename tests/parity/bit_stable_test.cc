@@ -106,7 +106,9 @@ TEST_P(BitStable, AloneEqualsAnyBatchThreadsAndWorkers) {
       // One product per shared matrix and step, however many languages are in it.
       ASSERT_EQ(trace.shared_products, model->transformer().decoder_shared_matrices());
     }
-    if (setting.batch >= 32 && setting.workers == 1) EXPECT_EQ(most_languages, 8) << "batches of " << setting.batch;
+    if (setting.batch >= 32 && setting.workers == 1) {
+      EXPECT_EQ(most_languages, 8) << "batches of " << setting.batch;
+    }
     EXPECT_GE(most_rows, setting.batch / 2 / setting.workers);
     std::printf("batches of %d, %d threads, %d workers: up to %ld rows and %ld target languages in a step\n",
                 setting.batch, setting.threads, setting.workers, static_cast<long>(most_rows),
@@ -115,7 +117,7 @@ TEST_P(BitStable, AloneEqualsAnyBatchThreadsAndWorkers) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Precisions, BitStable, ::testing::Values(Precision::kF32, Precision::kBF16),
-                         [](const auto& info) { return std::string(kernels::Name(info.param)); });
+                         [](const auto& parameter) { return std::string(kernels::Name(parameter.param)); });
 
 }  // namespace
 }  // namespace koine

@@ -71,7 +71,9 @@ class ModelFolder : public ::testing::Test {
         DType dtype = view.dtype;
         std::vector<int64_t> shape = view.shape;
         std::vector<uint8_t> data(view.data.begin(), view.data.end());
-        if (change(name, dtype, shape, data)) ASSERT_TRUE(writer.Add(name, dtype, shape, data).ok());
+        if (change(name, dtype, shape, data)) {
+          ASSERT_TRUE(writer.Add(name, dtype, shape, data).ok());
+        }
       }
     }
     ASSERT_TRUE(writer.Write(path.string()).ok());
