@@ -66,7 +66,11 @@ std::string Environment(const std::string& name) {
 // The table. Values of `config` before parsing are the defaults.
 class Table {
  public:
-  explicit Table(Config* config) : config_(*config), app_("Koine: serves shared-attention multilingual models.") {
+  explicit Table(Config* config)
+      : config_(*config),
+        app_("Koine: serves shared-attention multilingual models."),
+        drain_delay_(absl::ToDoubleSeconds(config->drain_delay)),
+        drain_timeout_(absl::ToDoubleSeconds(config->drain_timeout)) {
     app_.name("koine-server");
     app_.option_defaults()->always_capture_default();
     // The file is read before the environment, so the variable that names it is taken here.
@@ -127,9 +131,6 @@ class Table {
     app_.add_flag("--healthcheck", config_.healthcheck,
                   "Ask the server on --listen's port for its health, and exit with 0 if it serves")
         ->group(watching);
-
-    drain_delay_ = absl::ToDoubleSeconds(config_.drain_delay);
-    drain_timeout_ = absl::ToDoubleSeconds(config_.drain_timeout);
   }
 
   CLI::App& app() { return app_; }
@@ -166,19 +167,18 @@ class Table {
   template <typename T>
   CLI::Option* Number(const std::string& name, T& value, int64_t low, int64_t high, const std::string& description) {
     return Add(name, value, description)
-        ->check(CLI::Range(low, high))
-        ->type_name(absl::StrCat("[", low, "..", high, "]"));
+        ->check(CLI::Range(low, high).description(absl::StrCat("[", low, "..", high, "]")));
   }
 
   CLI::Option* Seconds(const std::string& name, double& value, const std::string& description) {
-    return Add(name, value, description)->check(CLI::Range(0.0, 86'400.0))->type_name("SECONDS");
+    return Add(name, value, description)->check(CLI::Range(0.0, 86'400.0).description(""))->type_name("SECONDS");
   }
 
   // Accepts 4194304, 4MiB, 4MB (10^6).
   CLI::Option* Bytes(const std::string& name, int64_t& value, const std::string& description) {
     return Add(name, value, description)
         ->transform(CLI::AsSizeValue(true))
-        ->check(CLI::Range(int64_t{1}, int64_t{1} << 50))
+        ->check(CLI::Range(int64_t{1}, int64_t{1} << 50).description(""))
         ->type_name("BYTES");
   }
 
@@ -191,7 +191,7 @@ class Table {
   std::vector<std::string> models_;
   std::string precision_ = "auto";
   std::string http_, language_memory_;
-  double max_connection_age_ = 0, drain_delay_ = 0, drain_timeout_ = 0;
+  double max_connection_age_ = 0, drain_delay_, drain_timeout_;
 };
 
 }  // namespace

@@ -117,6 +117,8 @@ void FillEngine(const Engine& engine, v1::EngineStats* out) {
   out->set_failed(read(counters.failed));
   out->set_multiply_adds(read(counters.multiply_adds));
   out->set_table_bytes(read(counters.table_bytes));
+  out->set_partial_block_copies(read(counters.partial_block_copies));
+  out->set_full_block_copies(read(counters.full_block_copies));
   out->set_max_batch_rows(options.max_rows);
   out->set_max_batch_tokens(options.max_tokens);
   out->set_kv_cache_bytes(options.kv_cache_bytes);
@@ -263,7 +265,8 @@ v1::GetParameterStatsResponse DescribeParameters(const ModelHost& host, bool che
   shared.set_owner("shared");
   shared.set_shared(true);
   FillComponents(model.shared_tensors(), &shared);
-  shared.set_resident_bytes(model.shared_mapped_bytes());
+  shared.set_resident_bytes(model.shared_resident_bytes());
+  shared.set_mapped_bytes(model.shared_mapped_bytes());
   shared.set_kernel_resident_bytes(kernel_bytes("shared"));
   if (checksums) shared.set_checksum(Hex(model.shared_checksum()));
   response.set_shared_parameters(shared.parameters());
@@ -271,7 +274,8 @@ v1::GetParameterStatsResponse DescribeParameters(const ModelHost& host, bool che
     v1::OwnerParameters& owner = *response.add_owners();
     owner.set_owner(language->code());
     FillComponents(AllTensors(*language), &owner);
-    owner.set_resident_bytes(language->mapped_bytes());
+    owner.set_resident_bytes(language->resident_bytes());
+    owner.set_mapped_bytes(language->mapped_bytes());
     owner.set_kernel_resident_bytes(kernel_bytes(language->code()));
     if (checksums) owner.set_checksum(Hex(language->checksum()));
     response.set_language_parameters(response.language_parameters() + owner.parameters());
@@ -280,6 +284,7 @@ v1::GetParameterStatsResponse DescribeParameters(const ModelHost& host, bool che
     response.set_parameters(response.parameters() + owner.parameters());
     response.set_file_bytes(response.file_bytes() + owner.file_bytes());
     response.set_resident_bytes(response.resident_bytes() + owner.resident_bytes());
+    response.set_mapped_bytes(response.mapped_bytes() + owner.mapped_bytes());
     response.set_kernel_resident_bytes(response.kernel_resident_bytes() + owner.kernel_resident_bytes());
   }
   return response;
