@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "model_loader/accounting/count_internal.h"
+#include "model_loader/accounting/text_internal.h"
 
 namespace koine::model_loader {
 namespace {
@@ -188,7 +189,7 @@ PlanShape FullyShared(PlanShape shape) {
 Count Head(const PlanShape& shape, AttentionCount count) {
   const Count d = shape.d_model, k = shape.d_k, v = shape.d_v;
   const Count qkv = d * (Count(2) * k + v);
-  return count == AttentionCount::kQkvo && shape.output_projection ? qkv + d * v : qkv;
+  return count == AttentionCount::kQkvo ? qkv + d * v : qkv;
 }
 
 // Holds the shape to its rules, then gives the count.
@@ -283,7 +284,7 @@ std::string WhatIsCounted(const PlanShape& shape) {
   if (shape.position_rows > 0) in.push_back("learned positions");
   if (shape.relative_position_buckets > 0) in.push_back("relative positions");
   if (shape.vocabulary > 0) {
-    std::string table = absl::StrCat("a table of ", shape.vocabulary, " rows",
+    std::string table = absl::StrCat("a table of ", Grouped(shape.vocabulary), " rows",
                                      shape.shared_embedding ? " for all languages" : " for each language");
     if (shape.decoder_layers > 0) {
       absl::StrAppend(&table, shape.tied_output ? ", tied" : " and an output of its own",
@@ -587,9 +588,10 @@ absl::StatusOr<PlanReport> ComparePlans(const PlanShape& shape, std::optional<in
     failure.Update(AddBytes(plan, budget, *row));
     report.rows.push_back(*std::move(row));
   };
-  add("as given", shape);
-
   const PlanShape shared = FullyShared(shape);
+  const bool plain = shape.language_heads == 0 && shape.own_encoder_layers == 0 && shape.own_decoder_layers == 0 &&
+                     shape.adapter.kind == AdapterKind::kNone;
+  if (!plain) add("as given", shape);
   add("shared", shared);
   if (!failure.ok()) return failure;
   // Independent models are the shared plan's bytes, all of them once a language.
@@ -606,7 +608,7 @@ absl::StatusOr<PlanReport> ComparePlans(const PlanShape& shape, std::optional<in
     row.total_parameters = counts->independent;
     row.language_parameters = counts->independent / shape.languages;
     failure.Update(AddBytes(shape, budget, row));
-    report.rows.insert(report.rows.begin() + 1, std::move(row));
+    report.rows.insert(report.rows.end() - 1, std::move(row));
   }
 
   PlanShape heads = shared;

@@ -71,7 +71,7 @@ struct PlanShape {
 
   int64_t heads = 0, language_heads = 0;  // H, H2
   int64_t d_model = 0, d_k = 0, d_v = 0;
-  bool output_projection = true;  // O: [d, H d_v]
+  bool output_projection = true;  // O [d, H d_v] counts in the totals
   int64_t d_ffn = 0;              // 0: no feed-forward sublayers
   bool gated_ffn = false;
   bool linear_bias = true;  // of attention and feed-forward
@@ -111,7 +111,7 @@ void PlaceLora(absl::Span<const Projection> projections, PlanShape& shape);
 // The two counts of attention: Q, K, V as most papers count, and with the output projection as memory holds it.
 enum class AttentionCount : uint8_t { kQkv, kQkvo };
 
-// d (2 d_k + d_v), and d d_v more with the output projection.
+// d (2 d_k + d_v), and d d_v more with the output projection (whether or not the shape's totals count it).
 absl::StatusOr<int64_t> HeadParameters(const PlanShape& shape, AttentionCount count);
 // H heads: one block of attention.
 absl::StatusOr<int64_t> BlockParameters(const PlanShape& shape, AttentionCount count);
@@ -179,8 +179,9 @@ struct PlanRow {
 struct PlanReport {
   PlanShape shape;
   std::optional<int64_t> budget;
-  PlanCounts counts;          // of the shape as given
-  std::vector<PlanRow> rows;  // the shape as given first, then the standard plans over the same architecture
+  PlanCounts counts;  // of the shape as given
+  // "as given" first (unless the shape is the shared plan itself), then the standard plans over its architecture.
+  std::vector<PlanRow> rows;
 };
 
 // Standard plans: independent, shared, hybrid heads and layers (the shape's own, or a quarter of the heads and a third

@@ -54,7 +54,7 @@ std::string RenderTable(const PlanReport& report) {
   const PlanShape& shape = report.shape;
   std::string text = absl::StrCat(shape.name.empty() ? "plan" : shape.name, shape.about.empty() ? "" : ": ",
                                   shape.about, "\nCounted: ", WhatIsCounted(shape), "\n");
-  absl::StrAppend(&text, "N = ", Grouped(shape.languages), " languages, ");
+  absl::StrAppend(&text, "N = ", Grouped(shape.languages), ", ");
   if (shape.encoder_layers > 0) absl::StrAppend(&text, shape.encoder_layers, " encoder layers, ");
   if (shape.decoder_layers > 0) {
     absl::StrAppend(&text, shape.decoder_layers, " decoder layers",
