@@ -290,7 +290,7 @@ class Wake {
   const int fd_;
 };
 
-// "12,345 lines, 67 %, 89 lines/s" on a terminal, from the second second on.
+// "12,345 of about 20000 lines, 89.0 lines/s" on a terminal, from the second second on.
 class Progress {
  public:
   Progress(const Io& io) : io_(io), start_(absl::Now()), last_(start_) {
@@ -470,7 +470,8 @@ class LinePipeline {
       return false;
     }
     answered_ += static_cast<int64_t>(chunk->lines.size());
-    progress_.Show(answered_, reader_.bytes());
+    for (const Line& line : chunk->lines) answered_bytes_ += static_cast<int64_t>(line.text.size()) + 1;
+    progress_.Show(answered_, answered_bytes_);
     return true;
   }
 
@@ -482,7 +483,8 @@ class LinePipeline {
   LineReader reader_;
   Progress progress_;
   std::deque<std::shared_ptr<Chunk>> window_;
-  int64_t answered_ = 0;
+  int64_t answered_ = 0;        // lines
+  int64_t answered_bytes_ = 0;  // of them, line feeds included
   int code_ = kOk;
 };
 
@@ -544,9 +546,18 @@ CLI::Validator AtLeast(int least) {
       "");
 }
 
-// CLI11 would split a text like "[a,b]" into two; allow_extra_args(false) switches that off and still takes many.
-void AddTexts(CLI::App* command, Arguments* arguments) {
-  command->add_option("TEXT", arguments->texts, "Texts; without any, lines of standard input")->allow_extra_args(false);
+// CLI11 takes a positional argument "[a,b]" for a list of two. A mark before such arguments hides their brackets from
+// it; the mark is taken off afterwards.
+constexpr char kMark = '\x01';
+
+std::string Marked(const std::string& argument) {
+  const bool list = argument.size() > 1 && argument.front() == '[' && argument.back() == ']';
+  const bool marked = !argument.empty() && argument.front() == kMark;
+  return list || marked ? kMark + argument : argument;
+}
+
+void Unmark(std::string* argument) {
+  if (!argument->empty() && argument->front() == kMark) argument->erase(0, 1);
 }
 
 }  // namespace
@@ -583,6 +594,7 @@ int RunCli(int argc, const char* const* argv, const std::string& version, const 
   };
   const auto json = [&](CLI::App* sub, const char* what) { sub->add_flag("--json", arguments.json, what); };
   constexpr char kJsonItems[] = "Print the reply as JSON, one object; of standard input one object for each line";
+  constexpr char kTexts[] = "Texts; without any, lines of standard input";
   constexpr char kJson[] = "Print the reply as JSON";
 
   CLI::App* translate = command("translate", "Translate texts, or lines of standard input");
@@ -606,7 +618,7 @@ int RunCli(int argc, const char* const* argv, const std::string& version, const 
   translate->add_flag("--scores", arguments.scores,
                       "Put the score (mean natural-log probability, unless --length-penalty) and a tab before each");
   json(translate, kJsonItems);
-  AddTexts(translate, &arguments);
+  translate->add_option("TEXT", arguments.texts, kTexts);
 
   CLI::App* encode = command("encode", "Print sentence vectors of texts, or of lines of standard input");
   encode->add_option("--language", arguments.language, "Language of the texts")->type_name("CODE");
@@ -617,7 +629,7 @@ int RunCli(int argc, const char* const* argv, const std::string& version, const 
       encode->add_flag("--cosine", arguments.cosine, "Print the cosine of each pair of texts instead of the vectors");
   json(encode, kJsonItems);
   cosine->excludes(encode->get_option("--json"));
-  AddTexts(encode, &arguments);
+  encode->add_option("TEXT", arguments.texts, kTexts);
 
   CLI::App* stats = command("stats", "Parameters and bytes by owner and component, and what the server is doing");
   stats->add_flag("--parameters", arguments.only_parameters, "Only the parameters");
@@ -637,11 +649,18 @@ int RunCli(int argc, const char* const* argv, const std::string& version, const 
   }
 
   try {
-    app.parse(argc, argv);
+    std::vector<std::string> words;  // last first, as CLI11 wants them
+    for (int i = argc - 1; i > 0; --i) words.push_back(Marked(argv[i]));
+    app.parse(std::move(words));
   } catch (const CLI::ParseError& error) {
     app.exit(error, *io.out, *io.err);
     io.out->flush();
     return dynamic_cast<const CLI::Success*>(&error) != nullptr ? kOk : kUsage;
+  }
+  for (std::string& text : arguments.texts) Unmark(&text);
+  for (std::string* value : {&arguments.server, &arguments.timeout, &arguments.model, &arguments.from, &arguments.to,
+                             &arguments.from_adapter, &arguments.to_adapter, &arguments.language, &arguments.adapter}) {
+    Unmark(value);
   }
   if (detect->parsed() || score->parsed()) {
     PrintError(io, absl::StrCat(detect->parsed() ? "detect" : "score", ": version ", version,

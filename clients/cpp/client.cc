@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <condition_variable>
 #include <limits>
+#include <mutex>
+#include <set>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -48,7 +51,9 @@ bool IsLoopback(absl::string_view address) {
          absl::StartsWith(address, "[::1]");
 }
 
-// What a call in flight needs, owned by its callback.
+// What a call in flight needs. The context holds the channel, so a call is destroyed before its callback counts as
+// ended: gRPC 1.51 releases the queue of the callbacks with the last reference to the channel, and must not do so on a
+// thread that works off that very queue.
 template <typename Request, typename Reply>
 struct Call {
   grpc::ClientContext context;
@@ -63,6 +68,17 @@ struct Client::State {
   std::shared_ptr<grpc::Channel> channel;
   std::unique_ptr<v1::Koine::Stub> stub;
 
+  mutable std::mutex mutex;
+  mutable std::condition_variable ended;
+  mutable std::set<grpc::ClientContext*> in_flight;  // guarded by mutex
+  mutable int64_t unfinished = 0;                    // callbacks that have not returned; guarded by mutex
+
+  ~State() {
+    std::unique_lock<std::mutex> lock(mutex);
+    for (grpc::ClientContext* context : in_flight) context->TryCancel();
+    ended.wait(lock, [this] { return unfinished == 0; });
+  }
+
   template <typename Request, typename Reply>
   absl::StatusOr<Reply> Run(grpc::Status (v1::Koine::Stub::*method)(grpc::ClientContext*, const Request&, Reply*),
                             const Request& request) const {
@@ -71,6 +87,31 @@ struct Client::State {
     Reply reply;
     if (absl::Status status = FromGrpc((stub.get()->*method)(&context, request, &reply)); !status.ok()) return status;
     return reply;
+  }
+
+  // `start` is a method of stub->async().
+  template <typename Request, typename Reply, typename Start>
+  void RunAsync(Start start, const Request& request, ReplyCallback<Reply> done) const {
+    auto* call = new Call<Request, Reply>();  // owned by the callback
+    call->context.set_deadline(DeadlineAfter(options.timeout));
+    call->request = request;
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      in_flight.insert(&call->context);
+      ++unfinished;
+    }
+    start(
+        &call->context, &call->request, &call->reply, [this, call, done = std::move(done)](const grpc::Status& status) {
+          absl::StatusOr<Reply> reply = status.ok() ? absl::StatusOr<Reply>(std::move(call->reply)) : FromGrpc(status);
+          {
+            std::lock_guard<std::mutex> lock(mutex);
+            in_flight.erase(&call->context);
+          }
+          delete call;
+          done(std::move(reply));
+          std::lock_guard<std::mutex> lock(mutex);
+          if (--unfinished == 0) ended.notify_all();
+        });
   }
 };
 
@@ -137,31 +178,13 @@ absl::StatusOr<v1::GetServerStatsResponse> Client::GetServerStats(const v1::GetS
 }
 
 void Client::TranslateAsync(const v1::TranslateRequest& request, ReplyCallback<v1::TranslateResponse> done) const {
-  auto call = std::make_shared<Call<v1::TranslateRequest, v1::TranslateResponse>>();
-  call->context.set_deadline(DeadlineAfter(state_->options.timeout));
-  call->request = request;
-  state_->stub->async()->Translate(&call->context, &call->request, &call->reply,
-                                   [call, state = state_, done = std::move(done)](const grpc::Status& status) {
-                                     if (status.ok()) {
-                                       done(std::move(call->reply));
-                                     } else {
-                                       done(FromGrpc(status));
-                                     }
-                                   });
+  state_->RunAsync([this](auto... arguments) { state_->stub->async()->Translate(std::move(arguments)...); }, request,
+                   std::move(done));
 }
 
 void Client::EncodeAsync(const v1::EncodeRequest& request, ReplyCallback<v1::EncodeResponse> done) const {
-  auto call = std::make_shared<Call<v1::EncodeRequest, v1::EncodeResponse>>();
-  call->context.set_deadline(DeadlineAfter(state_->options.timeout));
-  call->request = request;
-  state_->stub->async()->Encode(&call->context, &call->request, &call->reply,
-                                [call, state = state_, done = std::move(done)](const grpc::Status& status) {
-                                  if (status.ok()) {
-                                    done(std::move(call->reply));
-                                  } else {
-                                    done(FromGrpc(status));
-                                  }
-                                });
+  state_->RunAsync([this](auto... arguments) { state_->stub->async()->Encode(std::move(arguments)...); }, request,
+                   std::move(done));
 }
 
 const ClientOptions& Client::options() const { return state_->options; }

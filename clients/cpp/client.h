@@ -47,7 +47,9 @@ struct ClientOptions {
 template <typename Reply>
 using ReplyCallback = std::function<void(absl::StatusOr<Reply>)>;
 
-// Copies share the connection. Thread-safe: any thread may call any method at any time, also on copies.
+// Copies share the connection. Thread-safe: any thread may call any method at any time, also on copies. When the last
+// copy goes, calls still in flight are cancelled and their callbacks waited for; so it must not go on a thread of
+// gRPC's, that is, within a callback or with what a callback captured.
 class Client {
  public:
   // Waits until the connection stands. UNAVAILABLE naming the address if it is refused or does not stand in time,
@@ -64,7 +66,7 @@ class Client {
   absl::StatusOr<v1::GetServerStatsResponse> GetServerStats(const v1::GetServerStatsRequest& request = {}) const;
 
   // Return at once; `done` is called exactly once, on a thread of gRPC's, and must not block. It may start the next
-  // call. The Client may be destroyed meanwhile; what `done` refers to may not.
+  // call.
   void TranslateAsync(const v1::TranslateRequest& request, ReplyCallback<v1::TranslateResponse> done) const;
   void EncodeAsync(const v1::EncodeRequest& request, ReplyCallback<v1::EncodeResponse> done) const;
 
