@@ -36,6 +36,7 @@ size_t EditDistance(absl::string_view a, absl::string_view b) {
 std::string Show(const json& value) {
   if (value.is_object()) return "an object";
   if (value.is_array()) return "a list";
+  if (value.is_string()) return absl::StrCat("\"", Printable(value.get_ref<const std::string&>()), "\"");
   return Printable(value.dump(-1, ' ', false, json::error_handler_t::replace));
 }
 

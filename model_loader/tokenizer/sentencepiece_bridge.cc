@@ -25,15 +25,9 @@ struct Library {
   void (*construct_processor)(void*) = nullptr;
   void (*destroy_status)(void*) = nullptr;
   const char* (*status_message)(const void*) = nullptr;
-  void (*operator_delete)(void*) = nullptr;  // the one that belongs to the library's operator new
-  std::string error;                         // not empty: the library is not usable
+  std::string error;  // not empty: the library is not usable
 };
 
-// The plain dlopen. The sanitizers' interceptor refuses RTLD_DEEPBIND because a library that binds past it to libc's
-// malloc may mix two heaps; this one allocates with operator new alone, and nothing it allocates is freed here.
-void* OpenDeep(const char* name) {
-  using Open = void* (*)(const char*, int);
-  Open open = &dlopen;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define KOINE_SANITIZED 1
 #elif defined(__has_feature)
@@ -41,6 +35,13 @@ void* OpenDeep(const char* name) {
 #define KOINE_SANITIZED 1
 #endif
 #endif
+
+// The sanitizers' dlopen refuses RTLD_DEEPBIND, since a library that binds past them to libc's malloc may mix two
+// heaps. This one allocates with libstdc++'s operator new alone, which calls the sanitizer's malloc, so the heap stays
+// one, and libc's own dlopen may be called. See also __asan_default_options below.
+void* OpenDeep(const char* name) {
+  using Open = void* (*)(const char*, int);
+  Open open = &dlopen;
 #ifdef KOINE_SANITIZED
   void* libc = dlopen(LIBC_SO, RTLD_LAZY | RTLD_NOLOAD);
   void* plain = libc != nullptr ? dlsym(libc, "dlopen") : nullptr;
@@ -70,7 +71,6 @@ Library LoadLibrary() {
   find("_ZN13sentencepiece4util6StatusD1Ev", library.destroy_status);
   find("_ZNK13sentencepiece4util6Status13error_messageEv", library.status_message);
   find("_ZN13sentencepiece7logging14SetMinLogLevelEi", set_min_log_level);
-  find("_ZdlPv", library.operator_delete);
   // 3 is FATAL: errors come back as Status, so nothing else needs to reach standard error.
   if (library.error.empty()) set_min_log_level(3);
   return library;
@@ -82,23 +82,6 @@ const Library& TheLibrary() {
   return library;
 }
 
-// Holds a value that the library fills, and leaves its memory to the library.
-class ForeignIds {
- public:
-  ForeignIds() { new (&ids_) std::vector<int>; }
-  ~ForeignIds() {
-    if (ids_.capacity() > 0) TheLibrary().operator_delete(ids_.data());
-  }
-  ForeignIds(const ForeignIds&) = delete;
-  ForeignIds& operator=(const ForeignIds&) = delete;
-  std::vector<int>* get() { return &ids_; }
-
- private:
-  union {
-    std::vector<int> ids_;
-  };
-};
-
 }  // namespace
 }  // namespace koine::model_loader
 
@@ -108,6 +91,13 @@ extern "C" {
 __attribute__((visibility("hidden"))) void KoineDestroySentencePieceStatus(void* status) __asm__(
     "_ZN13sentencepiece4util6StatusD1Ev");
 void KoineDestroySentencePieceStatus(void* status) { koine::model_loader::TheLibrary().destroy_status(status); }
+
+#ifdef KOINE_SANITIZED
+// In the library, operator new is libstdc++'s (so the block counts as malloc's), while libstdc++'s sized delete calls
+// the sanitizer's operator delete: one heap, but ASan would call every such pair a mismatch.
+const char* __asan_default_options();
+const char* __asan_default_options() { return "alloc_dealloc_mismatch=0"; }
+#endif
 }
 
 namespace koine::model_loader {
@@ -160,11 +150,8 @@ std::unique_ptr<SentencePieceBridge> SentencePieceBridge::Load(std::string_view 
 }
 
 bool SentencePieceBridge::Encode(std::string_view text, std::vector<int32_t>* ids, std::string* error) const {
-  ForeignIds foreign;
   const SentencePieceProcessor& processor = *impl_->processor;
-  if (!Run([&] { return processor.Encode(text, foreign.get()); }, error)) return false;
-  ids->assign(foreign.get()->begin(), foreign.get()->end());
-  return true;
+  return Run([&] { return processor.Encode(text, ids); }, error);
 }
 
 bool SentencePieceBridge::Decode(const std::vector<int32_t>& ids, std::string* text, std::string* error) const {

@@ -6,8 +6,6 @@
 // ...", or a plain crash, depending on the link order. So the library is loaded with RTLD_LOCAL | RTLD_DEEPBIND: nobody
 // sees its symbols, and it sees its own first. Only four of its functions have to be looked up by name; the rest of
 // SentencePieceProcessor is virtual.
-//
-// Memory that the library allocates is freed by the library, so that replaced allocators (sanitizers, jemalloc) work.
 #ifndef KOINE_MODEL_LOADER_TOKENIZER_SENTENCEPIECE_BRIDGE_H_
 #define KOINE_MODEL_LOADER_TOKENIZER_SENTENCEPIECE_BRIDGE_H_
 

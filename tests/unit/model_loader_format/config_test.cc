@@ -1,0 +1,460 @@
+#include "model_loader/format/config.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+
+namespace koine::model_loader {
+namespace {
+
+using nlohmann::json;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+// The complete example of FORMAT.md.
+json Complete() {
+  return json::parse(R"json({
+    "format": "koine", "format_version": 1, "name": "example", "license": "Apache-2.0", "tasks": ["translate", "encode"],
+    "architecture": {"kind": "encoder-decoder", "d_model": 256, "heads": 8, "d_head": 32, "d_ffn": 1024,
+      "encoder_layers": 4, "decoder_layers": 2,
+      "norm": {"type": "layer_norm", "eps": 1e-5, "placement": "pre"}, "final_norm": true, "linear_bias": true,
+      "activation": "relu", "gated_ffn": false, "attention_scale": 0.17677669529663687, "embedding_scale": 16.0,
+      "embedding_norm": false,
+      "positions": {"type": "sinusoidal", "layout": "sin_then_cos", "base": 10000, "exponent": "i/(d_model/2-1)",
+                    "first_position": 0, "max_positions": 1024},
+      "tied_output": true, "output_bias": false
+}
+, "sharing" : {"language_heads" : 0, "language_layers" : {"encoder" : [], "decoder" : [], "scope" : "attention"}},
+              "prompt" : {"source" : [ "$text", "</s>" ], "decoder_start" : "<s>"},
+                         "special_tokens" : {"pad" : 0, "bos" : 1, "eos" : 2, "unk" : 3},
+                                            "pooling" : {"mode" : "mean", "includes_eos" : true, "normalize" : true},
+                                                        "zero_shot_pairs" : ["de-fr"],
+                                                                            "languages" : [ "en", "de", "fr" ]
+})json");
+}
+
+json Encoder() {
+  json model = Complete();
+  model["tasks"] = {"encode"};
+  model["architecture"]["kind"] = "encoder";
+  model["architecture"].erase("decoder_layers");
+  model["prompt"] = {{"source", {"<s>", "$text", "</s>"}}};
+  model["sharing"]["language_layers"].erase("decoder");
+  return model;
+}
+
+absl::StatusOr<ModelConfig> Parse(const json& model) { return ParseModelConfig(model.dump(), "m/model.json"); }
+
+ModelConfig Good(const json& model) {
+  const auto config = Parse(model);
+  EXPECT_TRUE(config.ok()) << config.status();
+  return config.ok() ? *config : ModelConfig();
+}
+
+std::string Fault(const json& model) {
+  const auto config = Parse(model);
+  EXPECT_EQ(config.status().code(), absl::StatusCode::kInvalidArgument) << config.status();
+  EXPECT_THAT(std::string(config.status().message()), testing::StartsWith("m/model.json: "));
+  return std::string(config.status().message());
+}
+
+// The fault after setting one value, addressed by a JSON pointer.
+std::string With(const char* pointer, json value) {
+  json model = Complete();
+  model[json::json_pointer(pointer)] = std::move(value);
+  return Fault(model);
+}
+
+std::string Without(const char* parent, const char* key) {
+  json model = Complete();
+  model[json::json_pointer(parent)].erase(key);
+  return Fault(model);
+}
+
+TEST(ModelJson, CompleteExampleIsReadAsWritten) {
+  const ModelConfig config = Good(Complete());
+  EXPECT_EQ(config.name, "example");
+  EXPECT_EQ(config.license, "Apache-2.0");
+  EXPECT_TRUE(config.translates);
+  EXPECT_TRUE(config.encodes);
+  EXPECT_EQ(config.kind, ModelKind::kEncoderDecoder);
+  const kernels::TransformerConfig& architecture = config.architecture;
+  EXPECT_EQ(architecture.d_model, 256);
+  EXPECT_EQ(architecture.heads, 8);
+  EXPECT_EQ(architecture.language_heads, 0);
+  EXPECT_EQ(architecture.d_head, 32);
+  EXPECT_EQ(architecture.d_ffn, 1024);
+  EXPECT_EQ(architecture.encoder_layers, std::vector<kernels::LayerOwner>(4, kernels::LayerOwner::kShared));
+  EXPECT_EQ(architecture.decoder_layers, std::vector<kernels::LayerOwner>(2, kernels::LayerOwner::kShared));
+  EXPECT_EQ(architecture.norm_type, kernels::NormType::kLayerNorm);
+  EXPECT_EQ(architecture.norm_eps, 1e-5F);
+  EXPECT_TRUE(architecture.pre_norm);
+  EXPECT_TRUE(architecture.final_norm);
+  EXPECT_TRUE(architecture.linear_bias);
+  EXPECT_EQ(architecture.activation, kernels::Activation::kRelu);
+  EXPECT_FALSE(architecture.gated_ffn);
+  EXPECT_FLOAT_EQ(architecture.attention_scale, 0.17677669529663687F);
+  EXPECT_EQ(architecture.embedding_scale, 16.0F);
+  EXPECT_EQ(architecture.max_positions, 1024);
+  EXPECT_TRUE(architecture.tied_output);
+  EXPECT_FALSE(architecture.output_bias);
+  EXPECT_EQ(config.positions.type, PositionType::kSinusoidal);
+  EXPECT_EQ(config.positions.base, 10000);
+  EXPECT_TRUE(config.positions.exponent_half_minus_one);
+  EXPECT_FALSE(config.shared_embedding);
+  EXPECT_EQ(config.prompt.source, (std::vector<std::string>{"$text", "</s>"}));
+  EXPECT_EQ(config.prompt.decoder_start, "<s>");
+  EXPECT_EQ(config.special_tokens.pad, 0);
+  EXPECT_EQ(config.special_tokens.unk, 3);
+  EXPECT_EQ(config.pooling.mode, PoolingMode::kMean);
+  ASSERT_EQ(config.zero_shot_pairs.size(), 1U);
+  EXPECT_EQ(config.zero_shot_pairs[0].source, "de");
+  EXPECT_EQ(config.zero_shot_pairs[0].target, "fr");
+  EXPECT_EQ(config.languages, (std::vector<std::string>{"en", "de", "fr"}));
+}
+
+TEST(ModelJson, OptionalKeysHaveTheirDocumentedDefaults) {
+  json model = Complete();
+  for (const char* key : {"license", "sharing", "pooling", "zero_shot_pairs", "languages"}) model.erase(key);
+  for (const char* key :
+       {"linear_bias", "gated_ffn", "embedding_scale", "embedding_norm", "tied_output", "output_bias"}) {
+    model["architecture"].erase(key);
+  }
+  for (const char* key : {"base", "first_position"}) model["architecture"]["positions"].erase(key);
+  for (const char* key : {"pad", "bos", "unk"}) model["special_tokens"].erase(key);
+  const ModelConfig config = Good(model);
+  EXPECT_TRUE(config.architecture.linear_bias);
+  EXPECT_FALSE(config.architecture.gated_ffn);
+  EXPECT_EQ(config.architecture.embedding_scale, 1.0F);
+  EXPECT_FALSE(config.architecture.embedding_norm);
+  EXPECT_TRUE(config.architecture.tied_output);
+  EXPECT_FALSE(config.architecture.output_bias);
+  EXPECT_EQ(config.positions.base, 10000);
+  EXPECT_EQ(config.positions.first_position, 0);
+  EXPECT_EQ(config.special_tokens.pad, -1);
+  EXPECT_EQ(config.special_tokens.eos, 2);
+  EXPECT_TRUE(config.pooling.normalize);
+  EXPECT_TRUE(config.languages.empty());
+}
+
+TEST(ModelJson, RequiredKeysAreNamedWhenMissing) {
+  for (const char* key : {"format", "format_version", "name", "tasks", "architecture", "prompt", "special_tokens"}) {
+    EXPECT_THAT(Without("", key), HasSubstr(std::string(key) + ": is missing"));
+  }
+  for (const char* key : {"kind", "d_model", "heads", "d_head", "d_ffn", "encoder_layers", "decoder_layers", "norm",
+                          "final_norm", "activation", "attention_scale", "positions"}) {
+    EXPECT_THAT(Without("/architecture", key), HasSubstr(std::string("architecture.") + key + ": is missing"));
+  }
+  for (const char* key : {"type", "eps", "placement"}) {
+    EXPECT_THAT(Without("/architecture/norm", key), HasSubstr(std::string("architecture.norm.") + key));
+  }
+  for (const char* key : {"type", "layout", "exponent", "max_positions"}) {
+    EXPECT_THAT(Without("/architecture/positions", key), HasSubstr(std::string("architecture.positions.") + key));
+  }
+  EXPECT_THAT(Without("/prompt", "decoder_start"), HasSubstr("prompt.decoder_start: is missing"));
+  EXPECT_THAT(Without("/prompt", "source"), HasSubstr("prompt.source: is missing"));
+  EXPECT_THAT(Without("/special_tokens", "eos"), HasSubstr("special_tokens.eos: is missing"));
+}
+
+TEST(ModelJson, UnknownKeysAreRefusedWithTheNearestKnownOne) {
+  EXPECT_THAT(With("/architecture/d_modle", 3),
+              HasSubstr("architecture.d_modle: unknown key; did you mean \"d_model\""));
+  EXPECT_THAT(With("/langauges", json::array()), HasSubstr("did you mean \"languages\""));
+  EXPECT_THAT(With("/architecture/norm/epsilon", 3), HasSubstr("architecture.norm.epsilon: unknown key"));
+  EXPECT_THAT(With("/xyzzy", 3), AllOf(HasSubstr("xyzzy: unknown key (known: "), HasSubstr("special_tokens")));
+  EXPECT_THAT(With("/architecture/d_modle", 3), Not(HasSubstr(";  ")));
+}
+
+TEST(ModelJson, AllFaultsAreReportedAtOnce) {
+  json model = Complete();
+  model["architecture"]["d_modle"] = 1;
+  model["architecture"]["heads"] = "8";
+  model["architecture"]["norm"]["type"] = "batch_norm";
+  model["special_tokens"]["bos"] = -1;
+  model["prompt"].erase("decoder_start");
+  model.erase("name");
+  EXPECT_THAT(Fault(model),
+              AllOf(HasSubstr("d_modle"), HasSubstr("architecture.heads"), HasSubstr("batch_norm"),
+                    HasSubstr("special_tokens.bos"), HasSubstr("decoder_start"), HasSubstr("name: is missing")));
+}
+
+TEST(ModelJson, WrongTypesAndValuesSayWhatIsAllowed) {
+  EXPECT_THAT(With("/architecture/heads", 8.0), HasSubstr("must be an integer from 1 to 1024, not 8.0"));
+  EXPECT_THAT(With("/architecture/final_norm", 1), HasSubstr("must be true or false, not 1"));
+  EXPECT_THAT(With("/architecture", json::array()), HasSubstr("architecture: must be an object, not a list"));
+  EXPECT_THAT(With("/architecture/activation", "swish"),
+              HasSubstr("must be \"relu\" or \"gelu\" or \"gelu_tanh\" or \"silu\", not \"swish\""));
+  EXPECT_THAT(With("/format", "gguf"), HasSubstr("must be \"koine\""));
+  EXPECT_THAT(With("/format_version", 2), HasSubstr("is 2; this build reads versions up to 1"));
+  EXPECT_THAT(With("/name", ""), HasSubstr("non-empty"));
+  EXPECT_THAT(With("/tasks", {"translate", "summarise"}), HasSubstr("\"summarise\" is no task"));
+  EXPECT_THAT(With("/tasks", json::array()), HasSubstr("must not be empty"));
+  EXPECT_THAT(With("/tasks", {"encode", "encode"}), HasSubstr("twice"));
+  EXPECT_THAT(With("/pooling/mode", "max"), HasSubstr("\"mean\" or \"cls\""));
+  EXPECT_THAT(With("/architecture/positions/layout", "interleaved"), HasSubstr("\"sin_then_cos\""));
+  EXPECT_THAT(With("/architecture/positions/exponent", "i"), HasSubstr("2i/d_model"));
+  EXPECT_THAT(With("/sharing/embedding", "all"), HasSubstr("\"language\" or \"shared\""));
+  EXPECT_THAT(With("/special_tokens/pad", 2147483648), HasSubstr("special_tokens.pad"));
+}
+
+TEST(ModelJson, SizesAreBounded) {
+  EXPECT_THAT(With("/architecture/d_model", 65537), HasSubstr("from 1 to 65536"));
+  EXPECT_THAT(With("/architecture/d_model", 0), HasSubstr("from 1"));
+  EXPECT_THAT(With("/architecture/d_model", json::parse("18446744073709551615")), HasSubstr("from 1"));
+  EXPECT_THAT(With("/architecture/heads", 1025), HasSubstr("architecture.heads"));
+  EXPECT_THAT(With("/architecture/d_head", 65536), HasSubstr("heads * d_head is 524288"));
+  EXPECT_THAT(With("/architecture/d_ffn", 1048577), HasSubstr("architecture.d_ffn"));
+  EXPECT_THAT(With("/architecture/encoder_layers", 1025), HasSubstr("architecture.encoder_layers"));
+  EXPECT_THAT(With("/architecture/decoder_layers", 0), HasSubstr("architecture.decoder_layers"));
+  EXPECT_THAT(With("/architecture/positions/max_positions", 1048577), HasSubstr("max_positions"));
+  // 2^26 / 256 = 262,144 rows may be computed.
+  EXPECT_THAT(With("/architecture/positions/max_positions", 262145), HasSubstr("a computed table"));
+  EXPECT_THAT(With("/architecture/norm/eps", 0), HasSubstr("architecture.norm.eps"));
+  EXPECT_THAT(With("/architecture/norm/eps", -1e-5), HasSubstr("architecture.norm.eps"));
+  EXPECT_THAT(With("/architecture/attention_scale", 0), HasSubstr("attention_scale"));
+  EXPECT_THAT(With("/architecture/attention_scale", "0.1"), HasSubstr("attention_scale"));
+  EXPECT_THAT(With("/architecture/embedding_scale", 1e300), HasSubstr("embedding_scale"));
+  EXPECT_THAT(With("/name", std::string(1025, 'x')), HasSubstr("at most 1024 bytes"));
+  const auto huge = ParseModelConfig(std::string((size_t{1} << 20) + 1, ' '), "m");
+  EXPECT_EQ(huge.status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(ModelJson, PositionsMustFitTheModel) {
+  json odd = Complete();
+  odd["architecture"]["d_model"] = 255;
+  EXPECT_THAT(Fault(odd), HasSubstr("sinusoidal needs an even d_model, not 255"));
+  json two = Complete();
+  two["architecture"]["d_model"] = 2;
+  EXPECT_THAT(Fault(two), HasSubstr("at least 4"));
+  two["architecture"]["positions"]["exponent"] = "2i/d_model";
+  EXPECT_FALSE(Good(two).positions.exponent_half_minus_one);
+  EXPECT_THAT(With("/architecture/positions/first_position", 1024), HasSubstr("leaves none of the 1024"));
+
+  json learned = Complete();
+  learned["architecture"]["d_model"] = 255;
+  learned["architecture"]["positions"] = {{"type", "learned"}, {"first_position", 2}, {"max_positions", 514}};
+  const ModelConfig config = Good(learned);
+  EXPECT_EQ(config.positions.type, PositionType::kLearned);
+  EXPECT_EQ(config.positions.max_positions, 514);
+  EXPECT_EQ(config.architecture.max_positions, 512) << "rows that a sequence can use";
+  learned["architecture"]["positions"]["base"] = 10000;
+  EXPECT_THAT(Fault(learned), HasSubstr("positions.base: unknown key"));
+}
+
+TEST(ModelJson, LanguageLayersBecomeOwnersByScope) {
+  json model = Complete();
+  model["sharing"] = {{"language_heads", 3},
+                      {"language_layers", {{"encoder", {0, 3}}, {"decoder", {1}}, {"scope", "attention"}}}};
+  using kernels::LayerOwner;
+  ModelConfig config = Good(model);
+  EXPECT_EQ(config.architecture.language_heads, 3);
+  EXPECT_EQ(config.architecture.shared_heads(), 5);
+  EXPECT_EQ(config.architecture.encoder_layers, (std::vector{LayerOwner::kLanguageAttention, LayerOwner::kShared,
+                                                             LayerOwner::kShared, LayerOwner::kLanguageAttention}));
+  EXPECT_EQ(config.architecture.decoder_layers, (std::vector{LayerOwner::kShared, LayerOwner::kLanguageAttention}));
+  model["sharing"]["language_layers"]["scope"] = "layer";
+  config = Good(model);
+  EXPECT_EQ(config.layer_scope, LayerScope::kLayer);
+  EXPECT_EQ(config.architecture.decoder_layers[1], LayerOwner::kLanguageLayer);
+
+  EXPECT_THAT(With("/sharing/language_layers/encoder", {4}), HasSubstr("integers from 0 to 3, not 4"));
+  EXPECT_THAT(With("/sharing/language_layers/encoder", {-1}), HasSubstr("integers from 0 to 3"));
+  EXPECT_THAT(With("/sharing/language_layers/decoder", {1, 1}), HasSubstr("holds 1 twice"));
+  EXPECT_THAT(With("/sharing/language_layers/scope", "block"), HasSubstr("\"attention\" or \"layer\""));
+  EXPECT_THAT(With("/sharing/language_heads", 9), HasSubstr("sharing.language_heads"));
+  EXPECT_EQ(Good([] {
+              json all = Complete();
+              all["sharing"]["language_heads"] = 8;
+              return all;
+            }())
+                .architecture.shared_heads(),
+            0);
+}
+
+TEST(ModelJson, EncodersHaveNoDecoder) {
+  const ModelConfig config = Good(Encoder());
+  EXPECT_EQ(config.kind, ModelKind::kEncoder);
+  EXPECT_TRUE(config.architecture.decoder_layers.empty());
+  json model = Encoder();
+  model["architecture"]["decoder_layers"] = 0;
+  model["special_tokens"].erase("eos");
+  EXPECT_EQ(Good(model).special_tokens.eos, -1);
+  const auto fault = [](const char* pointer, json value) {
+    json changed = Encoder();
+    changed[json::json_pointer(pointer)] = std::move(value);
+    return Fault(changed);
+  };
+  EXPECT_THAT(fault("/architecture/decoder_layers", 2), HasSubstr("architecture.decoder_layers"));
+  EXPECT_THAT(fault("/prompt/decoder_start", "<s>"), HasSubstr("an encoder has no decoder"));
+  EXPECT_THAT(fault("/tasks", {"translate"}), HasSubstr("an encoder cannot translate"));
+  EXPECT_THAT(fault("/architecture/tied_output", false), HasSubstr("no output projection"));
+  EXPECT_THAT(fault("/architecture/output_bias", true), HasSubstr("no output projection"));
+  EXPECT_THAT(fault("/sharing/language_layers/decoder", {0}), HasSubstr("must be empty"));
+}
+
+TEST(ModelJson, PromptsAreHeldAgainstTheirWords) {
+  EXPECT_THAT(With("/prompt/source", {"</s>"}), HasSubstr("\"$text\" exactly once"));
+  EXPECT_THAT(With("/prompt/source", {"$text", "$text"}), HasSubstr("\"$text\" exactly once"));
+  EXPECT_THAT(With("/prompt/source", {"$test", "$text"}), HasSubstr("\"$test\" has no meaning here"));
+  EXPECT_THAT(With("/prompt/source", {"", "$text"}), HasSubstr("non-empty strings"));
+  EXPECT_THAT(With("/prompt/decoder_start", "$target"), HasSubstr("a piece is expected"));
+  EXPECT_THAT(With("/prompt/decoder_start", ""), HasSubstr("must be a piece"));
+  EXPECT_THAT(With("/prompt/decoder_forced", {"$text"}), HasSubstr("has no meaning here"));
+  json model = Complete();
+  model["prompt"]["source"] = {"$source", "$", "$text", "</s>"};
+  model["prompt"]["decoder_forced"] = {"$target"};
+  const ModelConfig config = Good(model);
+  EXPECT_EQ(config.prompt.source.size(), 4U) << "a lone $ is a piece";
+  EXPECT_EQ(config.prompt.decoder_forced, std::vector<std::string>{"$target"});
+}
+
+TEST(ModelJson, LanguageCodesAreSafeFolderNames) {
+  for (const char* code : {"..", "../en", "a/b", ".hidden", "-x", "en us", "", "a.b", "\u00e9"}) {
+    EXPECT_THAT(With("/languages", {"en", "de", "fr", code}), HasSubstr("languages: ")) << code;
+  }
+  EXPECT_THAT(With("/languages", {"de", "fr", "pt-BR", "pt_br"}), HasSubstr("\"pt_br\" twice"));
+}
+
+TEST(ModelJson, ZeroShotPairsAreSplitByTheKnownCodes) {
+  json model = Complete();
+  model["languages"] = {"pt", "BR", "pt-BR", "de", "BR-de"};
+  model["zero_shot_pairs"] = {"de-pt-BR", "pt-BR"};
+  const ModelConfig config = Good(model);
+  EXPECT_EQ(config.zero_shot_pairs[0].target, "pt-BR");
+  EXPECT_EQ(config.zero_shot_pairs[1].source, "pt");
+  model["zero_shot_pairs"] = {"pt-BR-de"};  // pt to BR-de, or pt-BR to de
+  EXPECT_THAT(Fault(model), HasSubstr("ambiguous"));
+  EXPECT_THAT(With("/zero_shot_pairs", {"de-xx"}), HasSubstr("\"de-xx\" is not SOURCE-TARGET"));
+  EXPECT_THAT(With("/zero_shot_pairs", {"de"}), HasSubstr("not SOURCE-TARGET"));
+  EXPECT_THAT(With("/zero_shot_pairs", {"de-fr", "de-fr"}), HasSubstr("twice"));
+}
+
+TEST(ModelJson, OtherTokenizersAreRefusedByName) {
+  EXPECT_THAT(With("/tokenizer", {{"kind", "wordpiece"}}),
+              HasSubstr("tokenizer: other tokenizer kinds are not supported"));
+}
+
+TEST(ModelJson, SharedEmbeddingIsRead) {
+  json model = Complete();
+  model["sharing"]["embedding"] = "shared";
+  EXPECT_TRUE(Good(model).shared_embedding);
+}
+
+TEST(ModelJson, BadJsonIsNamed) {
+  for (const char* text : {"", "{", "[]", "3", "{\"a\":1}x"}) {
+    EXPECT_EQ(ParseModelConfig(text, "m").status().code(), absl::StatusCode::kInvalidArgument) << text;
+  }
+  EXPECT_THAT(std::string(ParseModelConfig("[]", "m").status().message()), HasSubstr("must be an object, not a list"));
+  EXPECT_THAT(std::string(ParseModelConfig(R"({"name":"a","name":"b"})", "m").status().message()), HasSubstr("twice"));
+}
+
+TEST(ModelJson, ManyFaultsAreCounted) {
+  json model = Complete();
+  for (int i = 0; i < 1000; ++i) model["key" + std::to_string(i)] = i;
+  const std::string fault = Fault(model);
+  EXPECT_THAT(fault, HasSubstr("and 936 more"));
+  EXPECT_LT(fault.size(), 30'000U);
+}
+
+TEST(ModelJson, WritingAndReadingKeepsEverything) {
+  json model = Complete();
+  model["sharing"] = {{"embedding", "shared"},
+                      {"language_heads", 2},
+                      {"language_layers", {{"encoder", {1}}, {"decoder", {0}}, {"scope", "layer"}}}};
+  model["prompt"]["decoder_forced"] = {"$target"};
+  model["pooling"] = {{"mode", "cls"}, {"includes_eos", false}, {"normalize", false}};
+  for (const json& one : {Complete(), model, Encoder()}) {
+    const ModelConfig config = Good(one);
+    const std::string text = ToJson(config);
+    const ModelConfig again = Good(json::parse(text));
+    EXPECT_EQ(ToJson(again), text);
+    EXPECT_EQ(again.architecture.attention_scale, config.architecture.attention_scale);
+    EXPECT_EQ(again.architecture.encoder_layers, config.architecture.encoder_layers);
+    EXPECT_EQ(again.prompt.decoder_forced, config.prompt.decoder_forced);
+    // What the writer says is what the original said, default values filled in.
+    const json written = json::parse(text);
+    for (const auto& [key, value] : one.items()) {
+      if (key == "architecture" || key == "sharing") continue;
+      EXPECT_EQ(written.at(key), value) << key;
+    }
+  }
+  EXPECT_THAT(ToJson(Good(Complete())), HasSubstr("\"eps\": 1e-05"));
+}
+
+TEST(LanguageJson, IsReadWithDefaults) {
+  const auto full = ParseLanguageConfig(R"({"code": "pt-BR", "name": "Portuguese", "native_name": "português",
+      "script": "Latn", "direction": "ltr", "aliases": ["pt", "por_Latn"], "tag": "__pt__",
+      "adapter": {"kind": "bottleneck", "rank": 32, "activation": "silu"}})",
+                                        "l");
+  ASSERT_TRUE(full.ok()) << full.status();
+  EXPECT_EQ(full->code, "pt-BR");
+  EXPECT_EQ(full->native_name, "português");
+  EXPECT_EQ(full->aliases, (std::vector<std::string>{"pt", "por_Latn"}));
+  EXPECT_EQ(full->tag, "__pt__");
+  EXPECT_EQ(full->adapter.kind, AdapterKind::kBottleneck);
+  EXPECT_EQ(full->adapter.rank, 32);
+  EXPECT_EQ(full->adapter.activation, kernels::Activation::kSilu);
+  const auto least = ParseLanguageConfig(R"({"code": "ar", "direction": "rtl"})", "l");
+  ASSERT_TRUE(least.ok()) << least.status();
+  EXPECT_EQ(least->direction, "rtl");
+  EXPECT_EQ(least->adapter.kind, AdapterKind::kNone);
+  EXPECT_EQ(ParseLanguageConfig(R"({"code": "ar"})", "l")->direction, "ltr");
+}
+
+std::string LanguageFault(const char* text) {
+  const auto language = ParseLanguageConfig(text, "l/language.json");
+  EXPECT_EQ(language.status().code(), absl::StatusCode::kInvalidArgument) << text;
+  return std::string(language.status().message());
+}
+
+TEST(LanguageJson, FaultsAreNamed) {
+  EXPECT_THAT(LanguageFault("{}"), HasSubstr("l/language.json: code: is missing"));
+  EXPECT_THAT(LanguageFault(R"({"code": "../x"})"), HasSubstr("no language code"));
+  EXPECT_THAT(LanguageFault(R"({"code": "x", "direction": "up"})"), HasSubstr("\"ltr\" or \"rtl\""));
+  EXPECT_THAT(LanguageFault(R"({"code": "x", "aliases": ["a/b"]})"), HasSubstr("aliases"));
+  EXPECT_THAT(LanguageFault(R"({"code": "x", "nativename": "a"})"), HasSubstr("did you mean \"native_name\""));
+  EXPECT_THAT(LanguageFault(R"({"code": "x", "tokenizer": {}})"), HasSubstr("not supported by this version"));
+  EXPECT_THAT(LanguageFault(R"({"code": "x", "adapter": {"kind": "prefix"}})"), HasSubstr("adapter.kind"));
+}
+
+std::string AdapterFault(const char* text) {
+  const auto adapter = ParseAdapterConfig(text, "a/adapter.json");
+  EXPECT_EQ(adapter.status().code(), absl::StatusCode::kInvalidArgument) << text;
+  return std::string(adapter.status().message());
+}
+
+TEST(AdapterJson, AllKindsAreReadAndWritten) {
+  for (const char* text :
+       {R"({"kind":"none"})", R"({"kind":"scale","sites":["self_attn","ffn"]})",
+        R"({"kind":"scale","sites":["cross_attn"]})", R"({"kind":"bottleneck","rank":4,"activation":"gelu"})",
+        R"({"kind":"lora","rank":2,"alpha":8.5,"rank_stabilised":true})"}) {
+    const auto adapter = ParseAdapterConfig(text, "a");
+    ASSERT_TRUE(adapter.ok()) << adapter.status();
+    EXPECT_EQ(json::parse(ToJson(*adapter)), json::parse(text));
+  }
+  EXPECT_EQ(ParseAdapterConfig(R"({"kind":"bottleneck","rank":4})", "a")->activation, kernels::Activation::kRelu);
+  EXPECT_FALSE(ParseAdapterConfig(R"({"kind":"lora","rank":4,"alpha":1})", "a")->rank_stabilised);
+}
+
+TEST(AdapterJson, FaultsAreNamed) {
+  EXPECT_THAT(AdapterFault("{}"), HasSubstr("a/adapter.json: kind: is missing"));
+  EXPECT_THAT(AdapterFault(R"({"kind":"scale"})"), HasSubstr("sites: is missing"));
+  EXPECT_THAT(AdapterFault(R"({"kind":"scale","sites":[]})"), HasSubstr("must not be empty"));
+  EXPECT_THAT(AdapterFault(R"({"kind":"scale","sites":["ffn","ffn"]})"), HasSubstr("twice"));
+  EXPECT_THAT(AdapterFault(R"({"kind":"scale","sites":["norm"]})"), HasSubstr("\"norm\" is no site"));
+  EXPECT_THAT(AdapterFault(R"({"kind":"scale","sites":["ffn"],"rank":1})"), HasSubstr("rank: unknown key"));
+  EXPECT_THAT(AdapterFault(R"({"kind":"bottleneck","rank":0})"), HasSubstr("rank: must be an integer"));
+  EXPECT_THAT(AdapterFault(R"({"kind":"bottleneck"})"), HasSubstr("rank: is missing"));
+  EXPECT_THAT(AdapterFault(R"({"kind":"lora","rank":4})"), HasSubstr("alpha: is missing"));
+  EXPECT_THAT(AdapterFault(R"({"kind":"lora","rank":4,"alpha":0})"), HasSubstr("alpha: must be a number above 0"));
+  EXPECT_THAT(AdapterFault(R"({"kind":"lora","rank":4,"alpha":1,"rank_stabilized":true})"),
+              HasSubstr("did you mean \"rank_stabilised\""));
+}
+
+}  // namespace
+}  // namespace koine::model_loader
