@@ -24,7 +24,6 @@ absl::Status LineReader::Read() {
     at_end_ = true;
     return absl::OkStatus();
   }
-  bytes_ += got;
   absl::string_view rest(buffer.data(), static_cast<size_t>(got));
   while (!rest.empty()) {
     const size_t feed = rest.find('\n');

@@ -27,7 +27,6 @@ class LineReader {
   absl::Status Read();
   bool at_end() const { return at_end_; }
   std::deque<Line>& lines() { return lines_; }
-  int64_t bytes() const { return bytes_; }
 
  private:
   void Append(absl::string_view part);
@@ -39,7 +38,6 @@ class LineReader {
   Line current_;
   bool started_ = false;  // current_ holds something of a line, be it empty
   int64_t count_ = 0;
-  int64_t bytes_ = 0;
   bool at_end_ = false;
 };
 

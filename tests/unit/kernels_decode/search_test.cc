@@ -482,6 +482,15 @@ TEST(SearchTest, TiesGoToTheLowestIdThenToTheLowerParent) {
   EXPECT_EQ(run.best[0].score, run.best[2].score);
 }
 
+TEST(SearchTest, SearchEndsWhenTheBestLiveOneCanOnlyDrawLevel) {
+  SearchOptions options;
+  options.end_token = 0;
+  options.max_tokens = 5;
+  const Outcome run = RunSearch(options, 2, [](const Ids&) { return std::vector<float>{0.5f, 0.5f}; });
+  EXPECT_THAT(run.best[0].ids, ElementsAre(0));
+  EXPECT_EQ(run.steps, 1);
+}
+
 TEST(SearchTest, MasksLeaveTheProbabilitiesOfTheOthersAlone) {
   const LanguageModel model = [](const Ids&) {
     return std::vector<float>{std::log(0.5f), std::log(0.3f), std::log(0.2f)};
