@@ -1,0 +1,180 @@
+#include "server/text/introspection.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <sstream>
+#include <string>
+
+#include "tests/support/harness.h"
+
+namespace koine::server {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Pair;
+
+class Introspection : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    host_ = std::make_unique<ModelHost>();
+    host_->name = "demo";
+    host_->model = testing::LoadModel("deploy/demo_model", kernels::Precision::kF32);
+    ASSERT_NE(host_->model, nullptr);
+    host_->queue = std::make_unique<JobQueue>(QueueLimits{});
+    TextService::Parts parts;
+    parts.queue = host_->queue.get();
+    parts.pool = &pool_;
+    parts.rejections = &rejections_;
+    auto text = TextService::Create("demo", host_->model, parts, {});
+    ASSERT_TRUE(text.ok()) << text.status();
+    host_->text = *std::move(text);
+  }
+
+  WorkerPool pool_{1};
+  Rejections rejections_;
+  std::unique_ptr<ModelHost> host_;
+};
+
+TEST_F(Introspection, LanguagesComeInTheModelsOrderWithTheirNames) {
+  const v1::ListLanguagesResponse response = DescribeLanguages(*host_);
+  EXPECT_EQ(response.model(), "demo");
+  ASSERT_EQ(response.languages_size(), 8);
+  const v1::Language& english = response.languages(0);
+  EXPECT_EQ(english.code(), "en");
+  EXPECT_EQ(english.name(), "English");
+  EXPECT_EQ(english.script(), "Latn");
+  EXPECT_EQ(english.direction(), "ltr");
+  EXPECT_EQ(english.vocabulary(), 8000);
+  EXPECT_EQ(english.state(), v1::LANGUAGE_STATE_LOADED);
+  EXPECT_EQ(english.default_adapter(), "bottleneck");
+  EXPECT_THAT(english.aliases(), ::testing::Contains("eng_Latn"));
+  // Table 8000 x 256; on each of 6 layers a norm (2 x 256), down (32 x 256 + 32) and up (256 x 32 + 256).
+  EXPECT_EQ(english.parameters(), 8000 * 256 + 6 * (2 * 256 + 32 * 256 + 32 + 256 * 32 + 256));
+}
+
+TEST_F(Introspection, TheModelTellsItsShapeAndTheServersLimits) {
+  const v1::GetModelInfoResponse response = DescribeModel(*host_);
+  EXPECT_EQ(response.name(), "koine-demo");
+  EXPECT_THAT(response.tasks(), ElementsAre("translate", "encode"));
+  EXPECT_EQ(response.architecture().kind(), "encoder-decoder");
+  EXPECT_EQ(response.architecture().d_model(), 256);
+  EXPECT_EQ(response.architecture().encoder_layers(), 4);
+  EXPECT_EQ(response.architecture().decoder_layers(), 2);
+  EXPECT_EQ(response.architecture().max_positions(), 1024);
+  EXPECT_EQ(response.precision(), "f32");
+  EXPECT_EQ(response.limits().max_items(), 1024);
+  EXPECT_EQ(response.limits().queue_tokens(), 262'144);
+  EXPECT_EQ(response.zero_shot_pairs_size(), 6);
+  EXPECT_EQ(response.languages(), 8);
+  EXPECT_EQ(response.pooling(), "mean");
+  EXPECT_EQ(response.parameters(), DescribeParameters(*host_, false).parameters());
+}
+
+TEST_F(Introspection, TheAccountAddsUpAndAgreesWithTheKernel) {
+  const v1::GetParameterStatsResponse response = DescribeParameters(*host_, true);
+  ASSERT_EQ(response.owners_size(), 9);
+  EXPECT_EQ(response.owners(0).owner(), "shared");
+  EXPECT_TRUE(response.owners(0).shared());
+  int64_t parameters = 0;
+  for (const v1::OwnerParameters& owner : response.owners()) {
+    int64_t of_owner = 0, bytes = 0;
+    for (const v1::ComponentParameters& component : owner.components()) {
+      of_owner += component.parameters();
+      int64_t by_dtype = 0;
+      for (const v1::DTypeCount& dtype : component.dtypes()) {
+        EXPECT_EQ(dtype.dtype(), "BF16");
+        EXPECT_EQ(dtype.bytes(), 2 * dtype.elements());
+        by_dtype += dtype.bytes();
+      }
+      EXPECT_EQ(by_dtype, component.file_bytes());
+      bytes += by_dtype;
+    }
+    EXPECT_EQ(of_owner, owner.parameters()) << owner.owner();
+    EXPECT_EQ(bytes, owner.file_bytes()) << owner.owner();
+    EXPECT_EQ(owner.checksum().size(), 16U);
+    EXPECT_LE(owner.resident_bytes(), owner.mapped_bytes());
+    // f32 copies of bf16 files, and padding.
+    EXPECT_GT(owner.mapped_bytes(), owner.file_bytes());
+    EXPECT_NEAR(static_cast<double>(owner.kernel_resident_bytes()), static_cast<double>(owner.resident_bytes()),
+                0.03 * static_cast<double>(owner.resident_bytes()))
+        << owner.owner();
+    parameters += owner.parameters();
+  }
+  EXPECT_EQ(response.parameters(), parameters);
+  EXPECT_EQ(response.shared_parameters() + response.language_parameters(), parameters);
+  EXPECT_NE(response.owners(1).checksum(), response.owners(2).checksum());
+  EXPECT_EQ(DescribeParameters(*host_, false).owners(0).checksum(), "");
+  EXPECT_EQ(DescribeParameters(*host_, true).owners(0).checksum(), response.owners(0).checksum());
+}
+
+TEST(Smaps, ResidentBytesAreAddedUpByName) {
+  std::istringstream smaps(
+      "7f00-7f10 r--s 00000000 00:01 1024   /memfd:koine:m:shared (deleted)\n"
+      "Size:                 64 kB\n"
+      "Rss:                  60 kB\n"
+      "Pss:                  30 kB\n"
+      "7f10-7f20 r--s 00010000 00:01 1024   /memfd:koine:m:shared (deleted)\n"
+      "Rss:                   4 kB\n"
+      "7f20-7f30 rw-p 00000000 00:00 0 \n"
+      "Rss:                9999 kB\n"
+      "VmFlags: rd wr mr\n"
+      "7f30-7f40 r--s 00000000 00:01 1025   /memfd:koine:m:en (deleted)\n"
+      "Rss:                   8 kB\n"
+      "7f40-7f50 r--s 00000000 00:01 1026   /memfd:koine:other:en (deleted)\n"
+      "Rss:                  16 kB\n");
+  EXPECT_THAT(ResidentBytes(smaps, "koine:m:"),
+              ElementsAre(Pair("koine:m:en", 8 * 1024), Pair("koine:m:shared", 64 * 1024)));
+}
+
+TEST_F(Introspection, ModelsAreFoundByNameAndTheOnlyOneWithout) {
+  std::vector<std::unique_ptr<ModelHost>> one;
+  one.push_back(std::move(host_));
+  const ModelHosts single(std::move(one));
+  EXPECT_TRUE(single.Find("").ok());
+  EXPECT_TRUE(single.Find("demo").ok());
+  const absl::Status unknown = single.Find("damo").status();
+  EXPECT_TRUE(absl::IsNotFound(unknown));
+  EXPECT_THAT(std::string(unknown.message()), HasSubstr("demo"));
+
+  std::vector<std::unique_ptr<ModelHost>> two;
+  for (const char* name : {"a", "b"}) {
+    two.push_back(std::make_unique<ModelHost>());
+    two.back()->name = name;
+  }
+  const ModelHosts several(std::move(two));
+  EXPECT_EQ((*several.Find("b"))->name, "b");
+  EXPECT_TRUE(absl::IsInvalidArgument(several.Find("").status()));
+}
+
+TEST_F(Introspection, TheServerTellsWhatWaitsAndWhatWasRefused) {
+  auto job = testing::TranslateJob(*host_->model, "en", "de", "one two three");
+  job->done = [](JobResult) {};
+  ASSERT_TRUE(host_->queue->Submit({job}).ok());
+  rejections_.Count(absl::InvalidArgumentError("x"));
+  const int64_t tokens = job->tokens();
+  std::vector<std::unique_ptr<ModelHost>> hosts;
+  hosts.push_back(std::move(host_));
+  ServerFacts facts;
+  facts.version = "9.9";
+  facts.started = absl::Now() - absl::Seconds(5);
+  facts.inflight_requests = 3;
+  const ModelHosts all(std::move(hosts));
+  const v1::GetServerStatsResponse response = DescribeServer(facts, rejections_, all);
+  EXPECT_EQ(response.version(), "9.9");
+  EXPECT_GE(response.uptime_seconds(), 5);
+  EXPECT_GT(response.process_resident_bytes(), 10 << 20);
+  EXPECT_EQ(response.inflight_requests(), 3);
+  EXPECT_EQ(response.rejected().at("validation"), 1);
+  EXPECT_EQ(response.rejected().at("overload"), 0);
+  ASSERT_EQ(response.models_size(), 1);
+  EXPECT_EQ(response.models(0).queue_items(), 1);
+  EXPECT_EQ(response.models(0).queue_tokens(), tokens);
+  EXPECT_EQ(response.models(0).queue_items_limit(), 4096);
+  EXPECT_EQ(response.models(0).permits_in_use(), 0);
+}
+
+}  // namespace
+}  // namespace koine::server
