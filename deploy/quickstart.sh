@@ -141,7 +141,7 @@ show_translation() {
   local answer
   answer=$(call translate --from "$1" --to "$2" -- "$3") || die "koine translate --from $1 --to $2 failed"
   [[ -n "$answer" ]] || die "koine translate --from $1 --to $2 gave an empty answer"
-  printf '  %s  %s\n  %s  %s\n\n' "$1" "$3" "$2" "$answer"
+  printf '  %s -> %s  %s\n            %s\n' "$1" "$2" "$3" "$answer"
 }
 
 title "translate"
@@ -183,7 +183,7 @@ else
 fi
 
 title "parameters"
-call stats || die "koine stats failed"
+call stats --parameters || die "koine stats failed"
 
 if $check; then
   title "check passed"
