@@ -23,10 +23,14 @@ absl::Status SystemError(const char* what, const std::string& name, size_t bytes
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Arena>> Arena::Create(const std::string& name, size_t bytes) {
+int64_t Arena::WholePages(size_t bytes) {
   const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return static_cast<int64_t>(std::max<size_t>((bytes + page - 1) / page * page, page));
+}
+
+absl::StatusOr<std::unique_ptr<Arena>> Arena::Create(const std::string& name, size_t bytes) {
   std::unique_ptr<Arena> arena(new Arena());
-  arena->bytes_ = std::max<size_t>((bytes + page - 1) / page * page, page);
+  arena->bytes_ = static_cast<size_t>(WholePages(bytes));
   // The kernel takes at most 249 characters of a memfd's name.
   const int fd = memfd_create(name.substr(0, 240).c_str(), MFD_CLOEXEC);
   if (fd < 0) return SystemError("create", name, bytes);

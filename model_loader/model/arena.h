@@ -28,6 +28,7 @@ class Arena {
   const char* data() const { return data_; }
   // Whole pages.
   size_t bytes() const { return bytes_; }
+  static int64_t WholePages(size_t bytes);  // of an arena for `bytes`
   // Bytes of pages that are in memory now, as the kernel says (mincore); bytes() if it does not say.
   size_t ResidentBytes() const;
   absl::Status Seal();
@@ -55,6 +56,9 @@ class ArenaBuilder {
   void Rows(const std::string& name, const void** out);
   // `floats` f32 values that `fill` computes.
   void Computed(int64_t floats, std::function<void(float*)> fill, const float** out);
+
+  // Of everything added so far.
+  size_t bytes() const { return bytes_; }
 
   // INVALID_ARGUMENT naming a tensor that holds a NaN or an infinity.
   absl::StatusOr<std::shared_ptr<const Arena>> Build(const std::string& name);

@@ -19,6 +19,7 @@
 #include "kernels/transformer/transformer.h"
 #include "model_loader/format/config.h"
 #include "model_loader/format/tensor_table.h"
+#include "model_loader/model/language_names.h"
 #include "model_loader/tokenizer/tokenizer.h"
 
 namespace koine::model_loader {
@@ -48,7 +49,7 @@ class Adapter {
   int64_t resident_bytes() const;
 
  private:
-  friend class Loader;
+  friend class LanguageLoader;
   std::string name_;
   AdapterConfig config_;
   kernels::AdapterWeights weights_;
@@ -74,18 +75,20 @@ class Language {
   absl::Span<const LoadedTensor> tensors() const { return tensors_; }
   int64_t mapped_bytes() const;    // of this language's own mappings, named adapters included
   int64_t resident_bytes() const;  // of these, pages in memory now
-  uint64_t checksum() const;       // of the packed bytes, recomputed at each call
+  int64_t tokenizer_bytes() const { return tokenizer_bytes_; }  // heap of its own tokenizer, estimated
+  uint64_t checksum() const;                                    // of the packed bytes, recomputed at each call
   // Rows that the table has beyond the tokenizer's pieces: they must never be generated.
   int64_t unusable_rows() const { return weights_.vocabulary - tokenizer_->size(); }
 
  private:
-  friend class Loader;
+  friend class LanguageLoader;
   LanguageConfig config_;
   std::shared_ptr<const Tokenizer> tokenizer_;
   kernels::LanguageWeights weights_;
   std::unique_ptr<Adapter> default_adapter_;
   std::map<std::string, std::unique_ptr<Adapter>, std::less<>> adapters_;
   std::vector<LoadedTensor> tensors_;
+  int64_t tokenizer_bytes_ = 0;
   std::shared_ptr<const Arena> arena_;
   std::shared_ptr<const void> shared_part_;  // keeps what this language's views share alive
 };
@@ -94,20 +97,41 @@ struct LoadOptions {
   kernels::Precision precision = kernels::Precision::kF32;
 };
 
-// The shared part and the languages of one model folder. Immutable; any thread.
+// What a language's folder would take, found out from its JSON and the headers of its files, without loading it.
+struct LanguagePlan {
+  LanguageConfig config;
+  std::vector<std::string> adapters;
+  int64_t mapped_bytes = 0;     // of all its mappings once loaded
+  int64_t tokenizer_bytes = 0;  // heap of its tokenizer, estimated
+  int64_t vocabulary = 0;
+  int64_t parameters = 0;  // its own, further adapters not counted
+  uint64_t stamp = 0;      // changes when any file of the folder does
+
+  int64_t memory_bytes() const { return mapped_bytes + tokenizer_bytes; }
+};
+
+// The shared part of one model folder, and, after Load, its languages. Immutable; any thread.
 class Model {
  public:
-  // Errors name the file and everything that is wrong with it. A broken language fails the load: `languages` in
-  // model.json are what the model promises (hot languages relax this later, per language).
+  // The shared part and every language of the folder. Errors name the file and everything that is wrong with it; one
+  // broken language fails the load (a server takes languages one by one instead: Open and LoadLanguage).
   static absl::StatusOr<std::shared_ptr<const Model>> Load(const std::string& directory, const LoadOptions& options);
+  // The shared part alone: languages() is empty.
+  static absl::StatusOr<std::shared_ptr<const Model>> Open(const std::string& directory, const LoadOptions& options);
   ~Model();
+
+  // Codes of the language folders there are now: those that model.json lists first (there or not), then the others.
+  std::vector<std::string> LanguageCodes() const;
+  // Reads one language folder, as it is now. The result does not refer to this object.
+  absl::StatusOr<LanguagePlan> PlanLanguage(const std::string& code) const;
+  absl::StatusOr<std::shared_ptr<const Language>> LoadLanguage(const std::string& code) const;
 
   const ModelConfig& config() const { return config_; }
   const std::string& directory() const { return directory_; }
   kernels::Precision precision() const { return options_.precision; }
   const kernels::Transformer& transformer() const { return *transformer_; }
 
-  // Languages in the order of model.json.
+  // Languages that Load loaded, in the order of model.json.
   absl::Span<const std::shared_ptr<const Language>> languages() const { return languages_; }
   // By code or alias; case-insensitive, '-' and '_' alike. INVALID_ARGUMENT naming the code and near ones.
   absl::StatusOr<std::shared_ptr<const Language>> FindLanguage(std::string_view code) const;
@@ -120,22 +144,20 @@ class Model {
   uint64_t shared_checksum() const;    // of the packed shared bytes, recomputed at each call
 
  private:
-  friend class Loader;
+  friend class LanguageLoader;
+  friend class SharedLoader;
   Model();
   std::string directory_;
   LoadOptions options_;
   ModelConfig config_;
   std::unique_ptr<kernels::Transformer> transformer_;
   std::vector<std::shared_ptr<const Language>> languages_;
-  std::map<std::string, std::shared_ptr<const Language>, std::less<>> by_name_;  // normalised codes and aliases
+  LanguageNames names_;  // of languages_
   std::vector<LoadedTensor> shared_tensors_;
   std::shared_ptr<const Tokenizer> shared_tokenizer_;  // null where each language has its own
   kernels::LanguageWeights shared_table_;              // sharing.embedding == "shared": what every language views
   std::shared_ptr<const Arena> arena_;
 };
-
-// "pt_BR" -> "pt-br": how codes and aliases are compared.
-std::string NormalizeLanguageCode(std::string_view code);
 
 }  // namespace koine::model_loader
 
