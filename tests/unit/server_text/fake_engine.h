@@ -11,6 +11,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
 #include "server/schedule/queue.h"
 
 namespace koine::server {
@@ -31,7 +32,11 @@ class FakeEngine {
     thread_.join();
   }
 
-  void set_mode(Mode mode) { mode_.store(mode); }
+  // Holds for every job submitted after it returns.
+  void set_mode(Mode mode) {
+    mode_.store(mode);
+    while (observed_.load() != mode) absl::SleepFor(absl::Microseconds(100));
+  }
   // Instead of the default answer.
   void set_answer(std::function<JobResult(const Job&)> answer) ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
@@ -76,7 +81,9 @@ class FakeEngine {
   void Loop() {
     std::vector<JobPtr> running;
     while (!stop_.load() || !running.empty()) {
-      const Mode mode = stop_.load() ? Mode::kAnswer : mode_.load();
+      const Mode wanted = mode_.load();
+      observed_.store(wanted);
+      const Mode mode = stop_.load() ? Mode::kAnswer : wanted;
       if (mode != Mode::kHold) {
         Room room;
         room.rows = room.tokens = room.blocks = 1 << 20;
@@ -113,6 +120,7 @@ class FakeEngine {
   JobQueue& queue_;
   const int d_model_;
   std::atomic<Mode> mode_{Mode::kAnswer};
+  std::atomic<Mode> observed_{Mode::kAnswer};
   std::atomic<bool> stop_{false};
   mutable absl::Mutex mutex_;
   std::vector<JobPtr> seen_ ABSL_GUARDED_BY(mutex_);
