@@ -80,8 +80,8 @@ class Binder {
       weights.push_back(name + ".weight");
       if (file_.Find(name + ".bias") != nullptr) biases.push_back(name + ".bias");
     }
-    // A projection of zero heads has no matrix, but its bias still counts.
-    if (file_.Find(weights.front())->elements() > 0) Keep(builder_.Matrix(weights, &out->weight));
+    // Where every head is the language's, the shared projections have no matrix; their output bias still counts.
+    if (file_.Find(weights.front()) != nullptr) Keep(builder_.Matrix(weights, &out->weight));
     if (!biases.empty()) builder_.Vector(biases, &out->bias);
   }
 

@@ -1,0 +1,120 @@
+#include "model_loader/writer/model_writer.h"
+
+#include <filesystem>
+#include <fstream>
+#include <system_error>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "model_loader/format/tensor_table.h"
+
+namespace koine::model_loader {
+namespace {
+
+namespace fs = std::filesystem;
+
+absl::Status Refused(const fs::path& path, const std::error_code& error) {
+  return absl::UnknownError(absl::StrCat(path.string(), ": ", error.message()));
+}
+
+absl::Status MakeFolder(const fs::path& path) {
+  std::error_code error;
+  fs::create_directories(path, error);
+  return error ? Refused(path, error) : absl::OkStatus();
+}
+
+absl::Status WriteFile(const fs::path& path, std::string_view bytes) {
+  const fs::path half = path.string() + ".part";
+  {
+    std::ofstream stream(half, std::ios::binary | std::ios::trunc);
+    stream.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    stream.close();
+    if (!stream) {
+      std::error_code ignored;
+      fs::remove(half, ignored);
+      return absl::UnknownError(absl::StrCat(path.string(), ": cannot be written"));
+    }
+  }
+  std::error_code error;
+  fs::rename(half, path, error);
+  return error ? Refused(path, error) : absl::OkStatus();
+}
+
+// Writes the tensors and holds the file against the table; leaves nothing if it does not fit.
+absl::Status WriteTensors(const fs::path& path, const SafetensorsWriter& tensors,
+                          const std::vector<TensorSpec>& specs) {
+  const fs::path half = path.string() + ".part";
+  absl::Status status = tensors.Write(half.string());
+  if (status.ok()) {
+    const auto file = SafetensorsFile::Open(half.string());
+    status = file.ok() ? CheckTensors(**file, specs, nullptr) : file.status();
+  }
+  std::error_code error;
+  if (status.ok()) {
+    fs::rename(half, path, error);
+    return error ? Refused(path, error) : absl::OkStatus();
+  }
+  fs::remove(half, error);
+  return status;
+}
+
+// Fills a folder under a dot-name, then renames it; removes it if anything fails.
+template <typename Fill>
+absl::Status WriteFolder(const fs::path& path, const Fill& fill) {
+  std::error_code error;
+  if (fs::exists(path, error)) return absl::AlreadyExistsError(absl::StrCat(path.string(), " exists already"));
+  const fs::path half = path.parent_path() / absl::StrCat(".", path.filename().string(), ".part");
+  fs::remove_all(half, error);
+  absl::Status status = MakeFolder(half);
+  if (status.ok()) status = fill(half);
+  if (status.ok()) {
+    fs::rename(half, path, error);
+    if (!error) return absl::OkStatus();
+    status = Refused(path, error);
+  }
+  fs::remove_all(half, error);
+  return status;
+}
+
+}  // namespace
+
+absl::Status ModelWriter::WriteShared(const ModelConfig& config, const SafetensorsWriter& tensors) const {
+  const fs::path folder(directory_);
+  absl::Status status = MakeFolder(folder);
+  if (status.ok()) status = WriteTensors(folder / "shared.safetensors", tensors, SharedTensors(config));
+  if (status.ok()) status = WriteFile(folder / "model.json", ToJson(config));
+  return status;
+}
+
+absl::Status ModelWriter::WriteTokenizer(std::string_view model_bytes) const {
+  const absl::Status status = MakeFolder(directory_);
+  return status.ok() ? WriteFile(fs::path(directory_) / "tokenizer.model", model_bytes) : status;
+}
+
+absl::Status ModelWriter::WriteLanguage(const ModelConfig& config, const LanguageConfig& language,
+                                        const SafetensorsWriter& tensors, std::string_view tokenizer) const {
+  const fs::path languages = fs::path(directory_) / "languages";
+  absl::Status status = MakeFolder(languages);
+  if (!status.ok()) return status;
+  return WriteFolder(languages / language.code, [&](const fs::path& folder) {
+    absl::Status written =
+        WriteTensors(folder / "language.safetensors", tensors, LanguageTensors(config, language.adapter));
+    if (written.ok()) written = WriteFile(folder / "language.json", ToJson(language));
+    if (written.ok() && !tokenizer.empty()) written = WriteFile(folder / "tokenizer.model", tokenizer);
+    return written;
+  });
+}
+
+absl::Status ModelWriter::WriteAdapter(const ModelConfig& config, const std::string& code, const std::string& name,
+                                       const AdapterConfig& adapter, const SafetensorsWriter& tensors) const {
+  const fs::path adapters = fs::path(directory_) / "languages" / code / "adapters";
+  absl::Status status = MakeFolder(adapters);
+  if (!status.ok()) return status;
+  return WriteFolder(adapters / name, [&](const fs::path& folder) {
+    absl::Status written = WriteTensors(folder / "adapter.safetensors", tensors, AdapterTensors(config, adapter));
+    if (written.ok()) written = WriteFile(folder / "adapter.json", ToJson(adapter));
+    return written;
+  });
+}
+
+}  // namespace koine::model_loader

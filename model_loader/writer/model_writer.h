@@ -1,0 +1,41 @@
+// Writes model folders in Koine's layout (model_loader/format/FORMAT.md): the one writer of tests, tools and importers.
+//
+// What is written is checked first against the same tensor table that loading uses, so a folder that was written can be
+// read. Every file and folder appears under its name at once: no reader ever sees half of it.
+#ifndef KOINE_MODEL_LOADER_WRITER_MODEL_WRITER_H_
+#define KOINE_MODEL_LOADER_WRITER_MODEL_WRITER_H_
+
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "model_loader/format/config.h"
+#include "model_loader/safetensors/safetensors.h"
+
+namespace koine::model_loader {
+
+// Creates (or adds to) one model folder. Not thread-safe. Errors name the file: INVALID_ARGUMENT with all missing,
+// unknown and misshaped tensors; ALREADY_EXISTS for a language or adapter that is there; UNKNOWN where the file system
+// refuses.
+class ModelWriter {
+ public:
+  explicit ModelWriter(std::string directory) : directory_(std::move(directory)) {}
+
+  // model.json and shared.safetensors; creates the folder.
+  absl::Status WriteShared(const ModelConfig& config, const SafetensorsWriter& tensors) const;
+  // tokenizer.model of the whole model.
+  absl::Status WriteTokenizer(std::string_view model_bytes) const;
+  // languages/<code>/; `tokenizer` is empty where the language uses the model's.
+  absl::Status WriteLanguage(const ModelConfig& config, const LanguageConfig& language,
+                             const SafetensorsWriter& tensors, std::string_view tokenizer) const;
+  // languages/<code>/adapters/<name>/.
+  absl::Status WriteAdapter(const ModelConfig& config, const std::string& code, const std::string& name,
+                            const AdapterConfig& adapter, const SafetensorsWriter& tensors) const;
+
+ private:
+  const std::string directory_;
+};
+
+}  // namespace koine::model_loader
+
+#endif  // KOINE_MODEL_LOADER_WRITER_MODEL_WRITER_H_
