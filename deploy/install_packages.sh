@@ -20,7 +20,7 @@ tests=(
   "${build[@]}"
   libgtest-dev libgmock-dev librapidcheck-dev libbenchmark-dev
   clang-14 clang-format-14 clang-tidy-14 libclang-rt-14-dev libomp-14-dev llvm-14
-  python3 python3-venv shellcheck
+  python3 python3-numpy python3-venv shellcheck
 )
 container=(buildah debootstrap)
 runtime=(
