@@ -11,6 +11,10 @@
 #include <thread>
 #include <vector>
 
+#include "absl/synchronization/blocking_counter.h"
+#include "absl/synchronization/mutex.h"
+#include "absl/synchronization/notification.h"
+
 namespace {
 
 // Volatile: the compiler may not know what it holds.
@@ -69,6 +73,65 @@ void Deadlock() {
   }).join();
 }
 
+// No fault: everything is handed over by Abseil, in each of the ways that the server and its tests use. A report here
+// would be a false one.
+void Guarded() {
+  absl::Mutex mutex;
+  absl::Notification begun;
+  absl::BlockingCounter left(2);
+  int counter = 0;
+  int result = 0;
+  std::vector<int> given;
+  std::thread taker([&] {
+    begun.WaitForNotification();
+    auto any = [&given] { return !given.empty(); };
+    mutex.Lock();
+    mutex.Await(absl::Condition(&any));
+    result = given.front();
+    mutex.Unlock();
+    left.DecrementCount();
+  });
+  std::thread adder([&] {
+    for (int i = 0; i < 100000; ++i) {
+      absl::MutexLock lock(&mutex);
+      counter += one;
+    }
+    left.DecrementCount();
+  });
+  given.reserve(1);
+  begun.Notify();
+  for (int i = 0; i < 100000; ++i) {
+    absl::MutexLock lock(&mutex);
+    counter += one;
+  }
+  {
+    absl::MutexLock lock(&mutex);
+    given.push_back(7);
+  }
+  left.Wait();
+  std::printf("%d %d\n", counter, result);
+  taker.join();
+  adder.join();
+}
+
+// A variable that one thread guards with an Abseil lock, and the other does not.
+void HalfGuarded() {
+  absl::Mutex mutex;
+  int counter = 0;
+  std::thread first([&] {
+    for (int i = 0; i < 100000; ++i) {
+      absl::MutexLock lock(&mutex);
+      counter += one;
+    }
+  });
+  std::thread second([&] {
+    for (int i = 0; i < 100000; ++i) counter += one;
+  });
+  first.join();
+  second.join();
+  std::printf("%d\n", counter);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -85,8 +148,13 @@ int main(int argc, char** argv) {
     Race();
   } else if (fault == "deadlock") {
     Deadlock();
+  } else if (fault == "half-guarded-race") {
+    HalfGuarded();
+  } else if (fault == "none") {
+    Guarded();
   } else {
-    std::fprintf(stderr, "usage: planted_faults overflow|use-after-free|leak|undefined|race|deadlock\n");
+    std::fprintf(stderr,
+                 "usage: planted_faults overflow|use-after-free|leak|undefined|race|half-guarded-race|deadlock|none\n");
     return 2;
   }
   return 0;
