@@ -5,19 +5,20 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <fstream>
 #include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "tests/support/harness.h"
+#include "tests/support/store_client.h"
 
 namespace koine::server {
 namespace {
 
 using kernels::Precision;
 using testing::EngineHarness;
+using testing::ResidentBySmaps;
 using testing::TranslateJob;
 
 constexpr char kText[] = "There are invalid values in the input boxes. Please check your inputs.";
@@ -207,22 +208,6 @@ TEST(Engine, MultiplyAddsPerTokenDoNotDependOnTheNumberOfLanguages) {
            static_cast<double>(harness.engine().counters().step_rows.load());
   };
   EXPECT_EQ(count({"de", "de", "de", "de"}), count({"de", "fr", "ru", "zh"}));
-}
-
-// Bytes that the kernel says are resident in mappings of this model.
-int64_t ResidentBySmaps(const std::string& name) {
-  std::ifstream smaps("/proc/self/smaps");
-  std::string line;
-  bool inside = false;
-  int64_t bytes = 0;
-  while (std::getline(smaps, line)) {
-    if (line.find('-') != std::string::npos && line.find("kB") == std::string::npos) {
-      inside = line.find("/memfd:" + name) != std::string::npos;
-    } else if (inside && line.rfind("Rss:", 0) == 0) {
-      bytes += std::stoll(line.substr(4)) * 1024;
-    }
-  }
-  return bytes;
 }
 
 TEST(OneSharedCopy, AccountEqualsTheKernelsFigures) {
