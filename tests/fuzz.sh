@@ -44,8 +44,9 @@ for fuzzer in "${fuzzers[@]}"; do
   dictionary=()
   [[ -f "tests/fuzz/$fuzzer.dict" ]] && dictionary=(-dict="tests/fuzz/$fuzzer.dict")
   status=0
-  # -rss_limit_mb: a small input that makes a parser take a gigabyte is a finding too.
-  "$build/fuzz/$fuzzer" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=1024 -print_final_stats=1 \
+  # -malloc_limit_mb: an input of a few KB that asks for 256 MB at once is a finding too. The limit on everything is
+  # wide, because the sanitizer's quarantine and the growing corpus fill several hundred MB by themselves.
+  "$build/fuzz/$fuzzer" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=4096 -malloc_limit_mb=256 -print_final_stats=1 \
     "${dictionary[@]}" -artifact_prefix="$findings/$fuzzer-" "$work/$fuzzer" >"$log" 2>&1 || status=$?
   # libFuzzer's last line holds "cov: EDGES ft: FEATURES corp: INPUTS/BYTES".
   grep -E '^#[0-9]+.* cov: ' "$log" | tail -n 1 || true
