@@ -56,10 +56,10 @@ cleanup() {
   done
   exit "$code"
 }
-# server_below PID: the koine-server among the descendants of a process.
+# server_below PID: the koine-server among the descendants of a process, whichever of its threads made them.
 server_below() {
   local child found
-  for child in $(cat "/proc/$1/task/$1/children" 2>/dev/null); do
+  for child in $(cat /proc/"$1"/task/*/children 2>/dev/null); do
     if [[ "$(cat "/proc/$child/comm" 2>/dev/null)" == koine-server ]]; then
       echo "$child"
       return 0
@@ -165,10 +165,7 @@ check_translation() {
 # stop_and_expect NAME: SIGTERM to the server, exit code 0 from the run.
 stop_and_expect() {
   local server code=0
-  if ! server=$(server_below "$run_pid"); then
-    fail "$1: the server is not there"
-    return
-  fi
+  server=$(server_below "$run_pid") || die "$1: the server is not among the processes that were started"
   expect "$1: runs as uid $uid" "$uid" "$(awk '$1 == "Uid:" { print $2 }' "/proc/$server/status")"
   kill -TERM "$server"
   wait "$run_pid" || code=$?
