@@ -35,7 +35,13 @@ def main() -> int:
                 failed += 1  # a GoogleTest binary without a single case tests nothing
                 print(f"count: {name} ran no case", file=sys.stderr)
             else:
-                skipped += 1
+                # A test may ask to be skipped; one that could not be started is a failure.
+                reason = entry.find("skipped")
+                message = reason.get("message", "") if reason is not None else ""
+                asked = status == "disabled" or message.startswith("SKIP_")
+                skipped += asked
+                failed += not asked
+                print(f"count: {'skipped' if asked else 'not run'}: {name} {message}", file=sys.stderr)
             continue
         case_failed = 0
         for suite in report["testsuites"]:
