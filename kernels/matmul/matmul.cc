@@ -2,6 +2,7 @@
 
 #include <omp.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
@@ -61,9 +62,10 @@ class PackedLayout {
  public:
   int64_t out = 0;
   int64_t in = 0;
-  Precision precision = Precision::kF32;
-  bool portable = false;
-  memory::desc weights;  // brgemm only
+  Precision precision = Precision::kF32;  // of the products that were asked for
+  Precision stored = Precision::kF32;     // of the packed numbers
+  int64_t panel = 0;                      // columns of a panel of the portable layout; 0: oneDNN's
+  memory::desc weights;                   // brgemm only
   size_t bytes = 0;
   // Element (n, k) lies at of_out[n] + of_in[k]: true of every blocked layout, since blocks split each dimension alone.
   std::vector<int64_t> of_out;
@@ -99,11 +101,30 @@ std::vector<int64_t> Offsets(const memory::desc& desc, int dimension, int64_t si
   return offsets;
 }
 
+std::shared_ptr<const PackedLayout> Portable(std::shared_ptr<PackedLayout> layout, int64_t width) {
+  const int64_t out = layout->out;
+  const int64_t in = layout->in;
+  layout->panel = width;
+  layout->stored = Precision::kF32;
+  layout->bytes = static_cast<size_t>((out + width - 1) / width * width * in) * sizeof(float);
+  layout->of_in.resize(static_cast<size_t>(in));
+  layout->of_out.resize(static_cast<size_t>(out));
+  for (int64_t k = 0; k < in; ++k) layout->of_in[static_cast<size_t>(k)] = k * width;
+  for (int64_t n = 0; n < out; ++n) layout->of_out[static_cast<size_t>(n)] = n / width * in * width + n % width;
+  return layout;
+}
+
 absl::StatusOr<std::shared_ptr<const PackedLayout>> MakeLayout(int64_t out, int64_t in, Precision precision) {
   auto layout = std::make_shared<PackedLayout>();
   layout->out = out;
   layout->in = in;
   layout->precision = precision;
+  layout->stored = precision;
+  // Low-rank matrices (adapters): oneDNN pads 16 columns to a block of 64, so that a batch of many languages' adapters
+  // would stream four times their bytes, and calling it costs as much as such a product. They are f32 in every
+  // precision.
+  constexpr int64_t kThin = 32;
+  if (std::min(out, in) <= kThin) return Portable(std::move(layout), kThinPanel);
   // One layout must serve every batch size: hold a spread of them against each other.
   bool blocked = true;
   try {
@@ -133,13 +154,7 @@ absl::StatusOr<std::shared_ptr<const PackedLayout>> MakeLayout(int64_t out, int6
     return absl::FailedPreconditionError(
         absl::StrCat("oneDNN has no blocked ", Name(precision), " kernel for [", out, ", ", in, "] on this processor"));
   }
-  layout->portable = true;
-  layout->bytes = static_cast<size_t>((out + kPanel - 1) / kPanel * kPanel * in) * sizeof(float);
-  layout->of_in.resize(static_cast<size_t>(in));
-  layout->of_out.resize(static_cast<size_t>(out));
-  for (int64_t k = 0; k < in; ++k) layout->of_in[static_cast<size_t>(k)] = k * kPanel;
-  for (int64_t n = 0; n < out; ++n) layout->of_out[static_cast<size_t>(n)] = n / kPanel * in * kPanel + n % kPanel;
-  return layout;
+  return Portable(std::move(layout), kPanel);
 }
 
 }  // namespace
@@ -160,8 +175,8 @@ absl::Status CheckPrecision(Precision precision) {
 std::string MatmulBackend() {
   DnnlEngine();
   const dnnl_version_t* version = dnnl_version();
-  const auto layout = LayoutFor(64, 64, Precision::kF32);
-  if (!layout.ok() || (*layout)->portable) return "portable Highway kernels";
+  const auto layout = LayoutFor(256, 256, Precision::kF32);
+  if (!layout.ok() || (*layout)->panel > 0) return "portable Highway kernels";
   std::string isa;
   switch (dnnl::get_effective_cpu_isa()) {
     case dnnl::cpu_isa::avx512_core:
@@ -205,7 +220,7 @@ void PackRows(const PackedLayout& layout, int64_t first_row, int64_t rows, const
   for (int64_t n = 0; n < rows; ++n) {
     const float* row = source + n * layout.in;
     const int64_t base = layout.of_out[static_cast<size_t>(first_row + n)];
-    if (layout.precision == Precision::kF32) {
+    if (layout.stored == Precision::kF32) {
       float* to = static_cast<float*>(packed) + base;
       for (int64_t k = 0; k < layout.in; ++k) to[of_in[k]] = row[k];
     } else {
@@ -219,7 +234,7 @@ void UnpackRow(const PackedMatrix& matrix, int64_t row, float* destination) {
   const PackedLayout& layout = *matrix.layout;
   const int64_t* of_in = layout.of_in.data();
   const int64_t base = layout.of_out[static_cast<size_t>(row)];
-  if (layout.precision == Precision::kF32) {
+  if (layout.stored == Precision::kF32) {
     const float* from = static_cast<const float*>(matrix.data) + base;
     for (int64_t k = 0; k < layout.in; ++k) destination[k] = from[of_in[k]];
   } else {
@@ -281,8 +296,8 @@ struct MatmulRunner::Impl {
 
   void Multiply(const float* x, int64_t rows, const PackedMatrix& w, const float* bias, float* y) {
     const PackedLayout& layout = *w.layout;
-    if (layout.portable) {
-      PortableMatmul(x, rows, layout.in, layout.out, static_cast<const float*>(w.data), bias, y, threads);
+    if (layout.panel > 0) {
+      PortableMatmul(x, rows, layout.in, layout.out, layout.panel, static_cast<const float*>(w.data), bias, y, threads);
       return;
     }
     const int64_t rounded = RoundedRows(rows);

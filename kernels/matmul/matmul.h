@@ -5,7 +5,8 @@
 // Two backends with one contract, chosen once per process:
 //   brgemm    oneDNN's blocked kernels (AVX-512 and later), one packed layout for every number of rows.
 //   portable  our own Highway loop, for processors on which oneDNN would fall back to its `gemm` or `ref`
-//             implementations: those change a row's bits with the number of rows (measured on AVX2).
+//             implementations (those change a row's bits with the number of rows, measured on AVX2), and everywhere for
+//             low-rank matrices (adapters, up to 32 rows or columns), which are f32 in every precision.
 //
 // Bit-stable: a row of y depends on that row of x, W and bias only; not on the other rows, their number, the
 // number of threads or the worker. oneDNN's AMX kernels break this (they split K by the number of rows), so the

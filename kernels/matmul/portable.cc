@@ -15,9 +15,13 @@ namespace koine::kernels::HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
+// Rows held in registers at once: 6 x 16 columns are 12 AVX2 registers of sums, and 6 independent chains of
+// multiply-adds, of which a core has 8 in flight (2 units, 4 cycles).
+constexpr int kTileRows = 6;
+
 // Rows [0, kRows) of 16 output columns. kRows changes which rows share a pass over the weights, not any row's sums.
 template <int kRows>
-void Tile(const float* x, int64_t in, const float* panel, float* out /* [kRows][16] */) {
+HWY_INLINE void Tile(const float* x, int64_t in, const float* panel, int64_t width, float* out /* [kRows][16] */) {
   const hn::CappedTag<float, 16> d;
   constexpr int kMaxVectors = 16;  // 16 columns of one lane on the scalar target
   const int lanes = static_cast<int>(hn::Lanes(d));
@@ -27,7 +31,7 @@ void Tile(const float* x, int64_t in, const float* panel, float* out /* [kRows][
     for (int v = 0; v < vectors; ++v) sums[r][v] = hn::Zero(d);
   }
   for (int64_t k = 0; k < in; ++k) {
-    const float* weights = panel + k * kPanel;
+    const float* weights = panel + k * width;
     for (int v = 0; v < vectors; ++v) {
       const auto w = hn::LoadU(d, weights + v * lanes);
       for (int r = 0; r < kRows; ++r) sums[r][v] = hn::MulAdd(hn::Set(d, x[r * in + k]), w, sums[r][v]);
@@ -38,31 +42,27 @@ void Tile(const float* x, int64_t in, const float* panel, float* out /* [kRows][
   }
 }
 
-void Panel(const float* x, int64_t rows, int64_t in, int64_t out, const float* packed, const float* bias, float* y,
-           int64_t first_column) {
-  const float* panel = packed + first_column / kPanel * in * kPanel;
-  const int64_t columns = std::min(kPanel, out - first_column);
-  float tile[4 * 16];
+// The last, smaller tile.
+template <int kRows>
+void Rest(int64_t height, const float* x, int64_t in, const float* panel, int64_t width, float* out) {
+  if (height == kRows) return Tile<kRows>(x, in, panel, width, out);
+  if constexpr (kRows > 1) Rest<kRows - 1>(height, x, in, panel, width, out);
+}
+
+// Columns [first_column, first_column + width) of all rows.
+void Panel(const float* x, int64_t rows, int64_t in, int64_t out, int64_t width, const float* packed, const float* bias,
+           float* y, int64_t first_column) {
+  const float* panel = packed + first_column * in;
+  const int64_t columns = std::min(width, out - first_column);
+  float tile[kTileRows * 16];
   for (int64_t c = 0; c < columns; c += 16) {
-    const int64_t width = std::min<int64_t>(16, columns - c);
-    for (int64_t r = 0; r < rows; r += 4) {
-      const int64_t height = std::min<int64_t>(4, rows - r);
-      switch (height) {
-        case 4:
-          Tile<4>(x + r * in, in, panel + c, tile);
-          break;
-        case 3:
-          Tile<3>(x + r * in, in, panel + c, tile);
-          break;
-        case 2:
-          Tile<2>(x + r * in, in, panel + c, tile);
-          break;
-        default:
-          Tile<1>(x + r * in, in, panel + c, tile);
-      }
+    const int64_t used = std::min<int64_t>(16, columns - c);
+    for (int64_t r = 0; r < rows; r += kTileRows) {
+      const int64_t height = std::min<int64_t>(kTileRows, rows - r);
+      Rest<kTileRows>(height, x + r * in, in, panel + c, width, tile);
       for (int64_t i = 0; i < height; ++i) {
         float* row = y + (r + i) * out + first_column + c;
-        for (int64_t j = 0; j < width; ++j) {
+        for (int64_t j = 0; j < used; ++j) {
           row[j] = tile[i * 16 + j] + (bias != nullptr ? bias[first_column + c + j] : 0.0F);
         }
       }
@@ -78,12 +78,12 @@ namespace koine::kernels {
 
 HWY_EXPORT(Panel);
 
-void PortableMatmul(const float* x, int64_t rows, int64_t in, int64_t out, const float* packed, const float* bias,
-                    float* y, int threads) {
-  const int64_t panels = (out + kPanel - 1) / kPanel;
+void PortableMatmul(const float* x, int64_t rows, int64_t in, int64_t out, int64_t width, const float* packed,
+                    const float* bias, float* y, int threads) {
+  const int64_t panels = (out + width - 1) / width;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
   for (int64_t p = 0; p < panels; ++p) {
-    HWY_DYNAMIC_DISPATCH(Panel)(x, rows, in, out, packed, bias, y, p * kPanel);
+    HWY_DYNAMIC_DISPATCH(Panel)(x, rows, in, out, width, packed, bias, y, p * width);
   }
 }
 

@@ -6,12 +6,14 @@
 
 namespace koine::kernels {
 
-// Columns of one panel of the portable layout: W element (n, k) lies at ((n / 64) * in + k) * 64 + n % 64.
-inline constexpr int64_t kPanel = 64;
+// The portable layout: W element (n, k) lies at ((n / width) * in + k) * width + n % width, where `width` is the
+// panel's number of columns, a multiple of 16.
+inline constexpr int64_t kPanel = 64;      // as wide as oneDNN's blocks
+inline constexpr int64_t kThinPanel = 16;  // one AVX-512 register: low ranks are not padded to more
 
 // y[rows, out] = x[rows, in] * W^T + bias, every sum over k in rising order: a row's bits depend on nothing else.
-void PortableMatmul(const float* x, int64_t rows, int64_t in, int64_t out, const float* packed, const float* bias,
-                    float* y, int threads);
+void PortableMatmul(const float* x, int64_t rows, int64_t in, int64_t out, int64_t width, const float* packed,
+                    const float* bias, float* y, int threads);
 
 }  // namespace koine::kernels
 

@@ -28,6 +28,17 @@ std::shared_ptr<const Model> LoadModel(const std::string& relative, Precision pr
   return model;
 }
 
+server::LanguageStore* LoadLanguages(const std::string& relative, Precision precision) {
+  static auto& stores = *new std::map<std::pair<std::string, Precision>, std::unique_ptr<server::LanguageStore>>();
+  auto& store = stores[{relative, precision}];
+  if (store == nullptr) {
+    store = std::make_unique<server::LanguageStore>(LoadModel(relative, precision), server::LanguageStoreOptions{});
+    const absl::Status started = store->Start();
+    EXPECT_TRUE(started.ok()) << started;
+  }
+  return store.get();
+}
+
 std::vector<int32_t> SourceIds(const Model& model, const std::string& language, const std::string& text) {
   auto found = model.FindLanguage(language);
   EXPECT_TRUE(found.ok()) << found.status();

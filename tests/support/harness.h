@@ -10,6 +10,7 @@
 #include "absl/synchronization/mutex.h"
 #include "model_loader/model/model.h"
 #include "server/engine/engine.h"
+#include "server/languages/language_store.h"
 #include "server/schedule/queue.h"
 
 namespace koine::testing {
@@ -19,6 +20,9 @@ std::string SourcePath(const std::string& relative);
 
 // The model in a folder of the source tree; loaded once per precision. Fails the test (and returns null) on errors.
 std::shared_ptr<const model_loader::Model> LoadModel(const std::string& relative, kernels::Precision precision);
+
+// A started store of that model's languages, all loaded; one for each folder, alive to the end of the program.
+server::LanguageStore* LoadLanguages(const std::string& relative, kernels::Precision precision);
 
 // Prompt rules of models without tags: the text's pieces and the end mark.
 std::vector<int32_t> SourceIds(const model_loader::Model& model, const std::string& language, const std::string& text);

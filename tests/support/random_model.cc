@@ -1,5 +1,6 @@
 #include "tests/support/random_model.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -30,12 +31,18 @@ void Must(const absl::Status& status) {
 }
 
 SafetensorsWriter RandomTensors(const std::vector<TensorSpec>& specs, int64_t vocabulary, unsigned seed,
-                                kernels::DType dtype) {
+                                kernels::DType dtype, const std::vector<std::string>& lora_sites = {}) {
   SafetensorsWriter writer;
   std::mt19937 generator(seed);
   std::normal_distribution<float> normal;
   for (const TensorSpec& spec : specs) {
     if (spec.component == model_loader::Component::kVocabularyIds) continue;
+    const bool pair = absl::StrContains(spec.name, ".lora.");
+    if (pair && !lora_sites.empty() && std::none_of(lora_sites.begin(), lora_sites.end(), [&](const std::string& site) {
+          return absl::StrContains(spec.name, "." + site + ".lora.");
+        })) {
+      continue;
+    }
     std::vector<int64_t> shape = spec.shape;
     int64_t count = 1;
     for (int64_t& side : shape) {
@@ -107,7 +114,8 @@ void WriteRandomLanguage(const std::string& directory, const ModelConfig& config
     rows = (*parsed)->size();
   }
   Must(model_loader::ModelWriter(directory).WriteLanguage(
-      config, written, RandomTensors(model_loader::LanguageTensors(config, language.adapter), rows, seed, dtype),
+      config, written,
+      RandomTensors(model_loader::LanguageTensors(config, language.adapter), rows, seed, dtype, language.lora_sites),
       tokenizer));
 }
 

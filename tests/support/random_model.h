@@ -16,6 +16,8 @@ struct RandomLanguage {
   std::string code;
   model_loader::AdapterConfig adapter;
   int64_t rows = 0;  // of the table; >= the tokenizer's pieces; 0: as many
+  // Low-rank pairs of these projections only ("self_attn.q"); empty: of all.
+  std::vector<std::string> lora_sites = {};
 };
 
 // A small shared-attention model: d_model 32, 4 heads of 8, 2 + 2 layers, pre-norm, tied.
