@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstddef>
+#include <map>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -64,11 +65,103 @@ constexpr char kCodeRule[] = "letters, digits, '-' and '_', at most 64, beginnin
 
 std::string FoldCode(const std::string& code) { return absl::StrReplaceAll(absl::AsciiStrToLower(code), {{"_", "-"}}); }
 
-void RefuseTokenizerKey(Fields& fields) {
-  if (fields.Any("tokenizer") == nullptr) return;
-  fields.Fault("tokenizer",
-               "other tokenizer kinds are not supported by this version; leave the key out and provide tokenizer.model "
-               "(SentencePiece, with its own ids)");
+// Ids fit 22 bits: 16 times the largest published vocabulary (256,206 rows), and a table of names stays below 150 MB.
+constexpr int64_t kMaxTokenId = (int64_t{1} << 22) - 1;
+constexpr size_t kMaxMarkers = 4096;
+constexpr size_t kMaxPieceBytes = 1024;
+
+const std::vector<std::pair<std::string, TokenizerKind>>& TokenizerKinds() {
+  static const auto& values = *new std::vector<std::pair<std::string, TokenizerKind>>{
+      {"sentencepiece", TokenizerKind::kSentencePiece},
+      {"sentencepiece_vocab", TokenizerKind::kSentencePieceVocab},
+      {"wordpiece", TokenizerKind::kWordPiece}};
+  return values;
+}
+
+void ReadMarkers(Fields& fields, TokenizerConfig& tokenizer) {
+  const json* value = fields.Any("markers");
+  if (value == nullptr) return;
+  if (!value->is_object() || value->size() > kMaxMarkers) {
+    fields.Fault("markers", absl::StrCat("must be an object of at most ", kMaxMarkers, " ids by pieces"));
+    return;
+  }
+  std::map<int64_t, std::string> seen;
+  for (const auto& [piece, id] : value->items()) {
+    if (piece.empty() || piece.size() > kMaxPieceBytes || piece.find('\0') != std::string::npos) {
+      fields.Fault("markers", absl::StrCat("a piece must be 1 to ", kMaxPieceBytes, " bytes without NUL, not \"",
+                                           Printable(piece), "\""));
+      continue;
+    }
+    if (!id.is_number_unsigned() || id.get<uint64_t>() > static_cast<uint64_t>(kMaxTokenId)) {
+      fields.Fault("markers",
+                   absl::StrCat("the id of \"", Printable(piece), "\" must be an integer from 0 to ", kMaxTokenId));
+      continue;
+    }
+    const auto number = static_cast<int32_t>(id.get<uint64_t>());
+    const auto [other, fresh] = seen.emplace(number, piece);
+    if (!fresh) {
+      fields.Fault("markers", absl::StrCat("\"", Printable(piece), "\" and \"", Printable(other->second),
+                                           "\" both have id ", number));
+      continue;
+    }
+    tokenizer.markers.emplace(piece, number);
+  }
+}
+
+std::optional<TokenizerConfig> ReadTokenizer(Fields fields) {
+  if (!fields.present()) return std::nullopt;
+  TokenizerConfig tokenizer;
+  tokenizer.kind = fields.Enum("kind", TokenizerKinds());
+  tokenizer.files = fields.Strings("files", true);
+  for (const std::string& file : tokenizer.files) {
+    if (!IsPlainFileName(file)) {
+      fields.Fault("files",
+                   absl::StrCat("\"", Printable(file),
+                                "\" is no name of a file in this folder (letters, digits, '.', '_' and '-', at "
+                                "most 128, no \"..\", not beginning with '.')"));
+    }
+  }
+  const bool dictionary = tokenizer.kind == TokenizerKind::kSentencePieceVocab;
+  const size_t least = dictionary ? 2 : 1;
+  const size_t most = dictionary ? 3 : 1;
+  if (fields.Has("files") && (tokenizer.files.size() < least || tokenizer.files.size() > most)) {
+    fields.Fault("files", dictionary ? "must name a model and a dictionary, or two models and a dictionary"
+                                     : "must name one file");
+  }
+  ReadMarkers(fields, tokenizer);
+  switch (tokenizer.kind) {
+    case TokenizerKind::kSentencePiece:
+      tokenizer.id_offset = static_cast<int32_t>(fields.Int("id_offset", 0, kMaxTokenId, 0));
+      if (fields.Has("unk_piece_to")) {
+        tokenizer.unk_piece_to = static_cast<int32_t>(fields.Int("unk_piece_to", 0, kMaxTokenId));
+      } else {
+        fields.Any("unk_piece_to");
+      }
+      break;
+    case TokenizerKind::kSentencePieceVocab:
+      tokenizer.unk_piece = fields.String("unk_piece", "<unk>");
+      break;
+    case TokenizerKind::kWordPiece:
+      tokenizer.unk_piece = fields.String("unk_piece", "[UNK]");
+      tokenizer.lower_case = fields.Bool("lower_case");
+      if (fields.Has("strip_accents")) {
+        tokenizer.strip_accents = fields.Bool("strip_accents");
+      } else {
+        fields.Any("strip_accents");
+      }
+      tokenizer.split_cjk = fields.Bool("split_cjk", true);
+      tokenizer.continuation_prefix = fields.String("continuation_prefix", "##");
+      tokenizer.max_word_chars = static_cast<int32_t>(fields.Int("max_word_chars", 1, 256, 100));
+      if (tokenizer.continuation_prefix.empty() || tokenizer.continuation_prefix.size() > 16) {
+        fields.Fault("continuation_prefix", "must be 1 to 16 bytes");
+      }
+      break;
+  }
+  if (tokenizer.kind != TokenizerKind::kSentencePiece && tokenizer.unk_piece.empty()) {
+    fields.Fault("unk_piece", "must not be empty");
+  }
+  fields.Done();
+  return tokenizer;
 }
 
 AdapterConfig ReadAdapter(Fields fields) {
@@ -393,6 +486,40 @@ ordered_json AdapterJson(const AdapterConfig& adapter) {
   return {};
 }
 
+ordered_json TokenizerJson(const TokenizerConfig& tokenizer) {
+  ordered_json result;
+  for (const auto& [name, kind] : TokenizerKinds()) {
+    if (kind == tokenizer.kind) result["kind"] = name;
+  }
+  result["files"] = tokenizer.files;
+  switch (tokenizer.kind) {
+    case TokenizerKind::kSentencePiece:
+      result["id_offset"] = tokenizer.id_offset;
+      if (tokenizer.unk_piece_to.has_value()) result["unk_piece_to"] = *tokenizer.unk_piece_to;
+      break;
+    case TokenizerKind::kSentencePieceVocab:
+      result["unk_piece"] = tokenizer.unk_piece;
+      break;
+    case TokenizerKind::kWordPiece:
+      result["unk_piece"] = tokenizer.unk_piece;
+      result["lower_case"] = tokenizer.lower_case;
+      if (tokenizer.strip_accents.has_value()) result["strip_accents"] = *tokenizer.strip_accents;
+      result["split_cjk"] = tokenizer.split_cjk;
+      result["continuation_prefix"] = tokenizer.continuation_prefix;
+      result["max_word_chars"] = tokenizer.max_word_chars;
+      break;
+  }
+  if (!tokenizer.markers.empty()) {
+    // By id, as people list them.
+    std::vector<std::pair<int32_t, std::string>> markers;
+    for (const auto& [piece, id] : tokenizer.markers) markers.emplace_back(id, piece);
+    std::sort(markers.begin(), markers.end());
+    ordered_json& object = result["markers"];
+    for (const auto& [id, piece] : markers) object[piece] = id;
+  }
+  return result;
+}
+
 ordered_json OwnLayers(const std::vector<LayerOwner>& layers) {
   ordered_json result = ordered_json::array();
   for (size_t i = 0; i < layers.size(); ++i) {
@@ -402,6 +529,14 @@ ordered_json OwnLayers(const std::vector<LayerOwner>& layers) {
 }
 
 }  // namespace
+
+bool IsPlainFileName(std::string_view name) {
+  constexpr size_t kMaxName = 128;
+  return !name.empty() && name.size() <= kMaxName && name.front() != '.' && name.find("..") == std::string_view::npos &&
+         std::all_of(name.begin(), name.end(), [](char c) {
+           return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_' || c == '-';
+         });
+}
 
 absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view text, const std::string& where) {
   const absl::StatusOr<json> value = ParseConfigJson(text, where);
@@ -421,7 +556,7 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view text, const std::s
   ReadPooling(fields.Object("pooling", false), config);
   ReadLanguages(fields, config);
   ReadZeroShotPairs(fields, config);
-  RefuseTokenizerKey(fields);
+  config.tokenizer = ReadTokenizer(fields.Object("tokenizer", false));
   fields.Done();
   if (!faults.empty()) return faults.ToStatus();
   return config;
@@ -450,7 +585,7 @@ absl::StatusOr<LanguageConfig> ParseLanguageConfig(std::string_view text, const 
   }
   config.tag = fields.String("tag", "");
   config.adapter = ReadAdapter(fields.Object("adapter", false));
-  RefuseTokenizerKey(fields);
+  config.tokenizer = ReadTokenizer(fields.Object("tokenizer", false));
   fields.Done();
   if (!faults.empty()) return faults.ToStatus();
   return config;
@@ -527,6 +662,7 @@ std::string ToJson(const ModelConfig& config) {
            {"pad", tokens.pad}, {"bos", tokens.bos}, {"eos", tokens.eos}, {"unk", tokens.unk}}) {
     if (id >= 0) root["special_tokens"][key] = id;
   }
+  if (config.tokenizer.has_value()) root["tokenizer"] = TokenizerJson(*config.tokenizer);
   root["pooling"] = {{"mode", config.pooling.mode == PoolingMode::kMean ? "mean" : "cls"},
                      {"includes_eos", config.pooling.includes_eos},
                      {"normalize", config.pooling.normalize}};
@@ -549,6 +685,7 @@ std::string ToJson(const LanguageConfig& config) {
   root["aliases"] = config.aliases;
   if (!config.tag.empty()) root["tag"] = config.tag;
   root["adapter"] = AdapterJson(config.adapter);
+  if (config.tokenizer.has_value()) root["tokenizer"] = TokenizerJson(*config.tokenizer);
   return Text(root);
 }
 

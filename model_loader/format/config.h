@@ -6,12 +6,14 @@
 #define KOINE_MODEL_LOADER_FORMAT_CONFIG_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "kernels/transformer/weights.h"
+#include "model_loader/format/tokenizer_config.h"
 
 namespace koine::model_loader {
 
@@ -71,6 +73,7 @@ struct ModelConfig {
   bool shared_embedding = false;  // sharing.embedding == "shared": one table and tokenizer in the shared part
   Prompt prompt;
   SpecialTokens special_tokens;
+  std::optional<TokenizerConfig> tokenizer;  // absent: tokenizer.model, SentencePiece with its own ids
   Pooling pooling;
   std::vector<LanguagePair> zero_shot_pairs;
   std::vector<std::string> languages;  // order of the listing, and what readiness requires
@@ -81,6 +84,7 @@ struct LanguageConfig {
   std::vector<std::string> aliases;
   std::string tag;  // a piece, or empty
   AdapterConfig adapter;
+  std::optional<TokenizerConfig> tokenizer;  // of the language's own folder; absent: tokenizer.model
 };
 
 // `where` names the file in messages.

@@ -4,8 +4,10 @@
 #include <array>
 #include <cctype>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <set>
 #include <sstream>
 #include <system_error>
@@ -15,6 +17,7 @@
 #include "absl/strings/str_join.h"
 #include "model_loader/model/arena.h"
 #include "model_loader/safetensors/safetensors.h"
+#include "model_loader/tokenizer/load_tokenizer.h"
 
 namespace koine::model_loader {
 
@@ -38,6 +41,37 @@ absl::StatusOr<std::string> ReadText(const std::string& path) {
   text << stream.rdbuf();
   if (!stream) return absl::NotFoundError(absl::StrCat(path, ": cannot be read"));
   return text.str();
+}
+
+// Heap of a SentencePiece model, estimated. Measured with mallinfo2 around loading: 1,511 to 1,589 KB of heap for
+// 8,000-piece models of 361 to 383 KB.
+int64_t TokenizerHeap(const fs::path& path) {
+  constexpr double kHeapPerFileByte = 4.3;
+  std::error_code error;
+  const uintmax_t bytes = fs::file_size(path, error);
+  return error ? 0 : static_cast<int64_t>(kHeapPerFileByte * static_cast<double>(bytes));
+}
+
+// What the key `tokenizer` describes, with files in `folder`; where the table of `file` is a slice (vocab.ids), in the
+// numbers of its rows.
+absl::StatusOr<std::shared_ptr<const Tokenizer>> DescribedTokenizer(const fs::path& folder,
+                                                                    const TokenizerConfig& config,
+                                                                    const SafetensorsFile& file, int32_t unknown_row,
+                                                                    int64_t* heap) {
+  *heap = 0;
+  for (const std::string& name : config.files) *heap += TokenizerHeap(folder / name);
+  const TensorView* ids = file.Find("vocab.ids");
+  if (ids == nullptr) {
+    auto whole = LoadTokenizer(folder.string(), config);
+    if (!whole.ok()) return whole.status();
+    return std::shared_ptr<const Tokenizer>(*std::move(whole));
+  }
+  std::vector<int32_t> rows(static_cast<size_t>(ids->elements()));
+  std::memcpy(rows.data(), ids->data.data(), ids->data.size());  // I32, checked by the table of tensors
+  auto sliced = LoadSlicedTokenizer(folder.string(), config, rows, unknown_row);
+  if (!sliced.ok())
+    return absl::Status(sliced.status().code(), absl::StrCat(file.name(), ": ", sliced.status().message()));
+  return std::shared_ptr<const Tokenizer>(*std::move(sliced));
 }
 
 // Every file of a folder whose name starts with a dot is somebody's work in progress (a language being copied in).
@@ -313,7 +347,7 @@ class LanguageLoader {
     plan.stamp = Stamp();
     auto part = OpenPart(folder_ / "language.safetensors", LanguageTensors(model_.config_, language_->config_.adapter));
     if (!part.ok()) return part.status();
-    status = LoadTokenizer(part->vocabulary);
+    status = LoadTokenizer(*part);
     if (!status.ok()) return status;
     status = Describe(*part);
     if (!status.ok()) return status;
@@ -339,7 +373,7 @@ class LanguageLoader {
     if (!status.ok()) return status;
     auto part = OpenPart(folder_ / "language.safetensors", LanguageTensors(model_.config_, language_->config_.adapter));
     if (!part.ok()) return part.status();
-    status = LoadTokenizer(part->vocabulary);
+    status = LoadTokenizer(*part);
     if (!status.ok()) return status;
     status = Describe(*part);
     if (!status.ok()) return status;
@@ -443,24 +477,35 @@ class LanguageLoader {
     return part;
   }
 
-  absl::Status LoadTokenizer(int64_t vocabulary) {
+  absl::Status LoadTokenizer(const Part& part) {
     const ModelConfig& config = model_.config_;
     std::error_code error;
     const fs::path own = folder_ / "tokenizer.model";
-    if (fs::exists(own, error) && !config.shared_embedding) {
+    const std::optional<TokenizerConfig>& described = language_->config_.tokenizer;
+    if (described.has_value() && config.shared_embedding) {
+      return absl::InvalidArgumentError(
+          absl::StrCat((folder_ / "language.json").string(),
+                       ": tokenizer: the model has one vocabulary for all (sharing.embedding)"));
+    }
+    const bool slice = part.file->Find("vocab.ids") != nullptr;
+    if (described.has_value() ||
+        (slice && config.tokenizer.has_value() && !config.shared_embedding && !fs::exists(own, error))) {
+      const fs::path home = described.has_value() ? folder_ : fs::path(model_.directory_);
+      auto tokenizer = DescribedTokenizer(home, described.has_value() ? *described : *config.tokenizer, *part.file,
+                                          config.special_tokens.unk, &language_->tokenizer_bytes_);
+      if (!tokenizer.ok()) return tokenizer.status();
+      language_->tokenizer_ = *std::move(tokenizer);
+    } else if (fs::exists(own, error) && !config.shared_embedding) {
       auto tokenizer = LoadSentencePiece(own.string());
       if (!tokenizer.ok()) return tokenizer.status();
       language_->tokenizer_ = *std::move(tokenizer);
-      // Measured with mallinfo2 around loading: 1,511 to 1,589 KB of heap for 8,000-piece models of 361 to 383 KB.
-      constexpr double kHeapPerFileByte = 4.3;
-      language_->tokenizer_bytes_ =
-          static_cast<int64_t>(kHeapPerFileByte * static_cast<double>(fs::file_size(own, error)));
+      language_->tokenizer_bytes_ = TokenizerHeap(own);
     } else if (model_.shared_tokenizer_ != nullptr) {
       language_->tokenizer_ = model_.shared_tokenizer_;
     } else {
       return absl::NotFoundError(absl::StrCat(own.string(), ": missing, and the model has no tokenizer.model for all"));
     }
-    const int64_t rows = config.shared_embedding ? model_.shared_table_.vocabulary : vocabulary;
+    const int64_t rows = config.shared_embedding ? model_.shared_table_.vocabulary : part.vocabulary;
     const int64_t pieces = language_->tokenizer_->size();
     if (rows < pieces) {
       return absl::InvalidArgumentError(absl::StrCat(folder_.string(), ": the tokenizer has ", pieces,
@@ -620,7 +665,12 @@ class SharedLoader {
 
     std::error_code error;
     const fs::path tokenizer = Path("tokenizer.model");
-    if (fs::exists(tokenizer, error)) {
+    if (config.tokenizer.has_value()) {
+      int64_t heap = 0;
+      auto loaded = DescribedTokenizer(model_->directory_, *config.tokenizer, **file, config.special_tokens.unk, &heap);
+      if (!loaded.ok()) return loaded.status();
+      model_->shared_tokenizer_ = *std::move(loaded);
+    } else if (fs::exists(tokenizer, error)) {
       auto loaded = LoadSentencePiece(tokenizer.string());
       if (!loaded.ok()) return loaded.status();
       model_->shared_tokenizer_ = *std::move(loaded);

@@ -159,10 +159,23 @@ bool SentencePieceBridge::Decode(const std::vector<int32_t>& ids, std::string* t
   return Run([&] { return processor.Decode(ids, text); }, error);
 }
 
+bool SentencePieceBridge::EncodePieces(std::string_view text, std::vector<std::string>* pieces,
+                                       std::string* error) const {
+  const SentencePieceProcessor& processor = *impl_->processor;
+  return Run([&] { return processor.Encode(text, pieces); }, error);
+}
+
+bool SentencePieceBridge::DecodePieces(const std::vector<std::string>& pieces, std::string* text,
+                                       std::string* error) const {
+  const SentencePieceProcessor& processor = *impl_->processor;
+  return Run([&] { return processor.Decode(pieces, text); }, error);
+}
+
 int32_t SentencePieceBridge::size() const { return impl_->processor->GetPieceSize(); }
 int32_t SentencePieceBridge::unknown_id() const { return impl_->processor->unk_id(); }
 int32_t SentencePieceBridge::PieceToId(std::string_view piece) const { return impl_->processor->PieceToId(piece); }
 std::string_view SentencePieceBridge::IdToPiece(int32_t id) const { return impl_->processor->IdToPiece(id); }
 bool SentencePieceBridge::IsControl(int32_t id) const { return impl_->processor->IsControl(id); }
+bool SentencePieceBridge::IsByte(int32_t id) const { return impl_->processor->IsByte(id); }
 
 }  // namespace koine::model_loader

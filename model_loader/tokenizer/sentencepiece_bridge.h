@@ -29,6 +29,10 @@ class SentencePieceBridge {
 
   bool Encode(std::string_view text, std::vector<int32_t>* ids, std::string* error) const;
   bool Decode(const std::vector<int32_t>& ids, std::string* text, std::string* error) const;
+  // The same in pieces: an unknown one is the run of characters it stands for. Decoding gives pieces that the model
+  // does not have as they are.
+  bool EncodePieces(std::string_view text, std::vector<std::string>* pieces, std::string* error) const;
+  bool DecodePieces(const std::vector<std::string>& pieces, std::string* text, std::string* error) const;
   int32_t size() const;
   int32_t unknown_id() const;
   // The unknown id if there is no such piece.
@@ -36,6 +40,7 @@ class SentencePieceBridge {
   // REQUIRES 0 <= id < size().
   std::string_view IdToPiece(int32_t id) const;
   bool IsControl(int32_t id) const;
+  bool IsByte(int32_t id) const;
 
  private:
   struct Impl;

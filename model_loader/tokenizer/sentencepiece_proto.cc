@@ -433,6 +433,10 @@ std::string Rewrite(const Model& model) {
 }  // namespace
 
 absl::StatusOr<std::string> ValidateSentencePiece(std::string_view bytes) {
+  return ValidateSentencePiece(bytes, nullptr);
+}
+
+absl::StatusOr<std::string> ValidateSentencePiece(std::string_view bytes, const KeepPiece& keep) {
   if (bytes.empty()) return absl::InvalidArgumentError("not a SentencePiece model: an empty file (0 bytes)");
   Model model;
   if (absl::Status status = ReadModel(bytes, &model); !status.ok()) return status;
@@ -444,6 +448,14 @@ absl::StatusOr<std::string> ValidateSentencePiece(std::string_view bytes) {
   if (absl::Status status = CheckPieces(model); !status.ok()) return status;
   if (absl::Status status = CharsMap::Check(model.normaliser.charsmap); !status.ok()) return status;
   if (absl::Status status = CharsMap::Check(model.denormaliser.charsmap); !status.ok()) return status;
+  if (keep != nullptr) {
+    for (size_t id = 0; id < model.pieces.size(); ++id) {
+      Piece& piece = model.pieces[id];
+      if (piece.type == kNormal && !IsOneCharacter(piece.text) && !keep(static_cast<int32_t>(id), piece.text)) {
+        piece.type = kUnused;
+      }
+    }
+  }
   return Rewrite(model);
 }
 

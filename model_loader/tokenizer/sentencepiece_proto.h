@@ -7,6 +7,8 @@
 #ifndef KOINE_MODEL_LOADER_TOKENIZER_SENTENCEPIECE_PROTO_H_
 #define KOINE_MODEL_LOADER_TOKENIZER_SENTENCEPIECE_PROTO_H_
 
+#include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -17,6 +19,12 @@ namespace koine::model_loader {
 // Returns the model written anew from the fields that were checked, and only from these: whatever else the bytes hold
 // (training options, unknown fields, a field given twice) does not reach the library. Errors: INVALID_ARGUMENT.
 absl::StatusOr<std::string> ValidateSentencePiece(std::string_view bytes);
+
+// The same with a restricted vocabulary: ordinary pieces of more than one character for which `keep` is false are
+// marked as unused, so that no text is cut into them. Control, unknown, byte and user-defined pieces stay as they are.
+// (The library's own SetVocabulary would switch byte pieces off and needs every piece's text.)
+using KeepPiece = std::function<bool(int32_t id, std::string_view piece)>;
+absl::StatusOr<std::string> ValidateSentencePiece(std::string_view bytes, const KeepPiece& keep);
 
 }  // namespace koine::model_loader
 

@@ -30,13 +30,19 @@ class Tokenizer {
   // Always valid UTF-8: unfinished byte pieces become U+FFFD. Control pieces and unknown ids give no text; ids out of
   // range are INVALID_ARGUMENT.
   virtual absl::StatusOr<std::string> Decode(absl::Span<const int32_t> ids) const = 0;
-  virtual int64_t size() const = 0;  // number of pieces
+  virtual int64_t size() const = 0;  // number of ids: the highest id + 1
   virtual int32_t unknown_id() const = 0;
   // Id of exactly this piece (`</s>`, a language tag), or -1.
   virtual int32_t PieceToId(std::string_view piece) const = 0;
-  virtual std::string IdToPiece(int32_t id) const = 0;  // "" if out of range
+  virtual std::string IdToPiece(int32_t id) const = 0;  // "" if out of range, or an id that nothing names
+  // A piece that no text yields and that gives no text (end mark, tag, padding); the unknown piece is not one.
+  virtual bool IsMarker(int32_t id) const = 0;
+  // One byte of a character that the vocabulary lacks; sliced tables keep all of these.
+  virtual bool IsByte(int32_t id) const = 0;
 };
 
+// Plain SentencePiece with its own ids; the other kinds: load_tokenizer.h.
+//
 // Reads a SentencePiece model file. Errors: NOT_FOUND, INVALID_ARGUMENT (not a model; empty vocabulary), each naming
 // the path.
 absl::StatusOr<std::unique_ptr<Tokenizer>> LoadSentencePiece(const std::string& path);

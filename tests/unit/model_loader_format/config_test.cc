@@ -334,9 +334,71 @@ TEST(ModelJson, ZeroShotPairsAreSplitByTheKnownCodes) {
   EXPECT_THAT(With("/zero_shot_pairs", {"de-fr", "de-fr"}), HasSubstr("twice"));
 }
 
-TEST(ModelJson, OtherTokenizersAreRefusedByName) {
-  EXPECT_THAT(With("/tokenizer", {{"kind", "wordpiece"}}),
-              HasSubstr("tokenizer: other tokenizer kinds are not supported"));
+TEST(ModelJson, TokenizersAreReadAndWritten) {
+  EXPECT_FALSE(Good(Complete()).tokenizer.has_value());
+  const auto read = [](const char* text) {
+    json model = Complete();
+    model["tokenizer"] = json::parse(text);
+    const ModelConfig config = Good(model);
+    const auto again = ParseModelConfig(ToJson(config), "again");
+    EXPECT_TRUE(again.ok()) << again.status();
+    EXPECT_EQ(again->tokenizer, config.tokenizer);
+    const auto language =
+        ParseLanguageConfig(json({{"code", "x"}, {"tokenizer", model["tokenizer"]}}).dump(), "l/language.json");
+    EXPECT_TRUE(language.ok()) << language.status();
+    EXPECT_EQ(language->tokenizer, config.tokenizer);
+    EXPECT_EQ(ParseLanguageConfig(ToJson(*language), "again")->tokenizer, config.tokenizer);
+    return config.tokenizer.value_or(TokenizerConfig());
+  };
+  TokenizerConfig tokenizer = read(R"({"kind": "sentencepiece", "files": ["sentencepiece.bpe.model"], "id_offset": 1,
+                                      "unk_piece_to": 3, "markers": {"<s>": 0, "eng_Latn": 256047}})");
+  EXPECT_EQ(tokenizer.kind, TokenizerKind::kSentencePiece);
+  EXPECT_EQ(tokenizer.files, std::vector<std::string>{"sentencepiece.bpe.model"});
+  EXPECT_EQ(tokenizer.id_offset, 1);
+  EXPECT_EQ(tokenizer.unk_piece_to, 3);
+  EXPECT_EQ(tokenizer.markers.at("eng_Latn"), 256047);
+  tokenizer = read(R"({"kind": "sentencepiece", "files": ["m.model"]})");
+  EXPECT_EQ(tokenizer.id_offset, 0);
+  EXPECT_FALSE(tokenizer.unk_piece_to.has_value());
+  tokenizer = read(R"({"kind": "sentencepiece_vocab", "files": ["source.spm", "target.spm", "vocab.json"]})");
+  EXPECT_EQ(tokenizer.unk_piece, "<unk>");
+  tokenizer = read(R"({"kind": "wordpiece", "files": ["vocab.txt"], "lower_case": true})");
+  EXPECT_EQ(tokenizer.unk_piece, "[UNK]");
+  EXPECT_TRUE(tokenizer.lower_case);
+  EXPECT_TRUE(tokenizer.split_cjk);
+  EXPECT_FALSE(tokenizer.strip_accents.has_value());
+  EXPECT_EQ(tokenizer.max_word_chars, 100);
+  tokenizer = read(R"({"kind": "wordpiece", "files": ["vocab.txt"], "lower_case": false, "strip_accents": true,
+                      "split_cjk": false, "unk_piece": "<u>", "continuation_prefix": "@@", "max_word_chars": 50})");
+  EXPECT_EQ(tokenizer.strip_accents, true);
+  EXPECT_FALSE(tokenizer.split_cjk);
+  EXPECT_EQ(tokenizer.continuation_prefix, "@@");
+}
+
+TEST(ModelJson, TokenizerFaultsAreNamed) {
+  const auto fault = [](const char* text) { return With("/tokenizer", json::parse(text)); };
+  EXPECT_THAT(fault(R"({"kind": "bpe", "files": ["a"]})"), HasSubstr("tokenizer.kind: must be \"sentencepiece\" or"));
+  EXPECT_THAT(fault(R"({"kind": "sentencepiece"})"), HasSubstr("tokenizer.files: is missing"));
+  EXPECT_THAT(fault(R"({"kind": "sentencepiece", "files": ["a", "b"]})"), HasSubstr("must name one file"));
+  EXPECT_THAT(fault(R"({"kind": "sentencepiece_vocab", "files": ["a"]})"), HasSubstr("a model and a dictionary"));
+  for (const char* file : {"../a", "a/b", "/a", "..", ".a", "a..b", "a b", "a\\\\b"}) {
+    EXPECT_THAT(fault((std::string(R"({"kind": "sentencepiece", "files": [")") + file + "\"]}").c_str()),
+                HasSubstr("no name of a file"))
+        << file;
+  }
+  EXPECT_THAT(fault(R"({"kind": "sentencepiece", "files": ["a"], "lower_case": true})"), HasSubstr("unknown key"));
+  EXPECT_THAT(fault(R"({"kind": "wordpiece", "files": ["a"]})"), HasSubstr("lower_case: is missing"));
+  EXPECT_THAT(fault(R"({"kind": "wordpiece", "files": ["a"], "lower_case": true, "id_offset": 1})"),
+              HasSubstr("unknown key"));
+  EXPECT_THAT(fault(R"({"kind": "sentencepiece", "files": ["a"], "markers": ["<s>"]})"),
+              HasSubstr("must be an object"));
+  EXPECT_THAT(fault(R"({"kind": "sentencepiece", "files": ["a"], "markers": {"a": 1, "b": 1}})"),
+              HasSubstr("both have id 1"));
+  EXPECT_THAT(fault(R"({"kind": "sentencepiece", "files": ["a"], "markers": {"a": -1}})"), HasSubstr("from 0 to"));
+  EXPECT_THAT(fault(R"({"kind": "sentencepiece", "files": ["a"], "markers": {"a": 4194304}})"), HasSubstr("from 0 to"));
+  EXPECT_THAT(fault(R"({"kind": "sentencepiece", "files": ["a"], "markers": {"": 1}})"), HasSubstr("1 to 1024 bytes"));
+  EXPECT_THAT(fault(R"({"kind": "sentencepiece_vocab", "files": ["a", "b"], "unk_piece": ""})"),
+              HasSubstr("must not be empty"));
 }
 
 TEST(ModelJson, SharedEmbeddingIsRead) {
@@ -418,7 +480,7 @@ TEST(LanguageJson, FaultsAreNamed) {
   EXPECT_THAT(LanguageFault(R"({"code": "x", "direction": "up"})"), HasSubstr("\"ltr\" or \"rtl\""));
   EXPECT_THAT(LanguageFault(R"({"code": "x", "aliases": ["a/b"]})"), HasSubstr("aliases"));
   EXPECT_THAT(LanguageFault(R"({"code": "x", "nativename": "a"})"), HasSubstr("did you mean \"native_name\""));
-  EXPECT_THAT(LanguageFault(R"({"code": "x", "tokenizer": {}})"), HasSubstr("not supported by this version"));
+  EXPECT_THAT(LanguageFault(R"({"code": "x", "tokenizer": {}})"), HasSubstr("tokenizer.kind: is missing"));
   EXPECT_THAT(LanguageFault(R"({"code": "x", "adapter": {"kind": "prefix"}})"), HasSubstr("adapter.kind"));
 }
 
