@@ -14,7 +14,7 @@ build=(
   g++ cmake ninja-build ccache pkg-config
   libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
   libdnnl-dev libabsl-dev libsentencepiece-dev libhwy-dev
-  libspdlog-dev libcli11-dev nlohmann-json3-dev
+  libspdlog-dev libcli11-dev nlohmann-json3-dev libcpp-httplib-dev prometheus-cpp-dev
 )
 tests=(
   "${build[@]}"
@@ -26,6 +26,7 @@ container=(buildah debootstrap)
 runtime=(
   libgrpc++1.51 libprotobuf32 libdnnl2 libabsl20220623
   libsentencepiece0 libhwy1 libspdlog1.10 libgomp1
+  libcpp-httplib0.11 libprometheus-cpp-core1.0
 )
 
 wanted=()

@@ -116,9 +116,12 @@ while in_use "$port"; do
 done
 [[ "$port" == "$wanted" ]] || say "  note       port $wanted is in use, so this server takes $port"
 address=127.0.0.1:$port
-say "  server     $server --model $model --listen $address (log: $log_dir/server.log)"
+# Health and metrics are worth having, not worth failing for: where 8080 is taken, any free port will do.
+http=127.0.0.1:8080
+if in_use 8080; then http=127.0.0.1:0; fi
+say "  server     $server --model $model --listen $address --http $http (log: $log_dir/server.log)"
 # No drain delay: there is no balancer that must notice the end.
-"$server" --model "$model" --listen "$address" --drain-delay 0 >"$log_dir/server.log" 2>&1 &
+"$server" --model "$model" --listen "$address" --http "$http" --drain-delay 0 >"$log_dir/server.log" 2>&1 &
 server_pid=$!
 
 deadline=$((SECONDS + ready_seconds))

@@ -1,4 +1,5 @@
 // koine-server: loads models, serves them, and ends in good order.
+#include <algorithm>
 #include <fstream>
 #include <iostream>
 #include <memory>
@@ -15,6 +16,9 @@
 #include "absl/time/clock.h"
 #include "kernels/matmul/matmul.h"
 #include "server/config/config.h"
+#include "server/http/http_server.h"
+#include "server/languages/language_store.h"
+#include "server/metrics/metrics.h"
 #include "server/rpc/server.h"
 #include "server/rpc/signals.h"
 #include "server/text/introspection.h"
@@ -61,17 +65,51 @@ absl::StatusOr<kernels::Precision> ChoosePrecision(PrecisionChoice choice) {
   return absl::FailedPreconditionError(absl::StrCat("--precision bf16: ", std::string(native.message())));
 }
 
+// Languages that --pin names for this model: CODE for every model, NAME=CODE for one.
+std::vector<std::string> PinnedOf(const Config& config, const std::string& model) {
+  std::vector<std::string> pinned;
+  for (const std::string& pin : config.pinned) {
+    const size_t equals = pin.find('=');
+    if (equals == std::string::npos) {
+      pinned.push_back(pin);
+    } else if (pin.substr(0, equals) == model) {
+      pinned.push_back(pin.substr(equals + 1));
+    }
+  }
+  return pinned;
+}
+
+absl::Status CheckPins(const Config& config, const ModelHosts& hosts) {
+  for (const std::string& pin : config.pinned) {
+    const size_t equals = pin.find('=');
+    if (equals == std::string::npos) continue;
+    const absl::Status model = hosts.Find(pin.substr(0, equals)).status();
+    if (!model.ok()) return absl::Status(model.code(), absl::StrCat("--pin ", pin, ": ", std::string(model.message())));
+  }
+  return absl::OkStatus();
+}
+
+std::string WithPort(const std::string& address, int port) {
+  return absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
+}
+
 absl::StatusOr<std::unique_ptr<ModelHost>> LoadModel(const ModelSource& source, const Config& config,
                                                      kernels::Precision precision, WorkerPool* pool,
-                                                     Rejections* rejections, TraceFile* trace) {
+                                                     Rejections* rejections, Metrics* metrics, TraceFile* trace) {
   auto host = std::make_unique<ModelHost>();
   const absl::Time begin = absl::Now();
   model_loader::LoadOptions load;
   load.precision = precision;
-  absl::StatusOr<std::shared_ptr<const model_loader::Model>> model = model_loader::Model::Load(source.directory, load);
+  absl::StatusOr<std::shared_ptr<const model_loader::Model>> model = model_loader::Model::Open(source.directory, load);
   if (!model.ok()) return model.status();
   host->model = *std::move(model);
   host->name = source.name.empty() ? host->model->config().name : source.name;
+  LanguageStoreOptions languages;
+  languages.memory_budget = config.language_memory;
+  languages.pinned = PinnedOf(config, host->name);
+  host->languages = std::make_unique<LanguageStore>(host->model, std::move(languages));
+  absl::Status started = host->languages->Start();
+  if (!started.ok()) return started;
   host->load_seconds = absl::ToDoubleSeconds(absl::Now() - begin);
 
   QueueLimits queue;
@@ -101,10 +139,11 @@ absl::StatusOr<std::unique_ptr<ModelHost>> LoadModel(const ModelSource& source, 
   TextService::Parts parts;
   parts.queue = host->queue.get();
   parts.pool = pool;
+  parts.languages = host->languages.get();
   parts.rejections = rejections;
+  parts.observer = metrics;
   parts.check_fits = [engine = host->engine.get()](const Job& job) { return engine->CheckFits(job); };
-  absl::StatusOr<std::unique_ptr<TextService>> service =
-      TextService::Create(host->name, host->model, std::move(parts), text);
+  absl::StatusOr<std::unique_ptr<TextService>> service = TextService::Create(host->name, std::move(parts), text);
   if (!service.ok()) return service.status();
   host->text = *std::move(service);
   return host;
@@ -120,12 +159,24 @@ absl::Status Serve(const Config& config, StopSignals* signals) {
       return absl::NotFoundError(absl::StrCat("--trace-file ", config.trace_file, ": cannot be written"));
   }
 
+  // First of all: probes are answered while models load.
+  std::unique_ptr<HttpServer> http;
+  if (!config.http.empty()) {
+    HttpOptions http_options;
+    http_options.listen = config.http;
+    absl::StatusOr<std::unique_ptr<HttpServer>> started = HttpServer::Start(http_options);
+    if (!started.ok()) return started.status();
+    http = *std::move(started);
+    spdlog::info("HTTP on {}", WithPort(config.http, http->port()));
+  }
+
   Rejections rejections;
+  Metrics metrics(KOINE_VERSION);
   WorkerPool pool(config.text_workers);
   std::vector<std::unique_ptr<ModelHost>> loaded;
   for (const ModelSource& source : config.models) {
     absl::StatusOr<std::unique_ptr<ModelHost>> host =
-        LoadModel(source, config, *precision, &pool, &rejections, trace.get());
+        LoadModel(source, config, *precision, &pool, &rejections, &metrics, trace.get());
     if (!host.ok()) {
       return absl::Status(host.status().code(), absl::StrCat("cannot load the model in ", source.directory, ": ",
                                                              std::string(host.status().message())));
@@ -136,28 +187,51 @@ absl::Status Serve(const Config& config, StopSignals* signals) {
             absl::StrCat("two models are called ", other->name, ": give them names with --model NAME=FOLDER"));
       }
     }
-    spdlog::info("loaded {} ({} languages, {}) from {} in {:.2f} s", (*host)->name, (*host)->model->languages().size(),
-                 kernels::Name(*precision), source.directory, (*host)->load_seconds);
+    const std::vector<LanguageInfo> languages = (*host)->languages->List();
+    const auto in_memory = std::count_if(languages.begin(), languages.end(),
+                                         [](const LanguageInfo& info) { return info.loaded != nullptr; });
+    for (const LanguageInfo& info : languages) {
+      if (info.state != LanguageState::kFailed) continue;
+      spdlog::warn("{}: language {} is broken: {}", (*host)->name, info.code, std::string(info.failure.message()));
+    }
+    spdlog::info("loaded {} ({} languages, {} in memory, {}) from {} in {:.2f} s", (*host)->name, languages.size(),
+                 in_memory, kernels::Name(*precision), source.directory, (*host)->load_seconds);
     loaded.push_back(*std::move(host));
   }
   const ModelHosts hosts(std::move(loaded));
+  if (absl::Status pins = CheckPins(config, hosts); !pins.ok()) return pins;
   for (const auto& host : hosts.all()) host->engine->Start();
 
   RpcOptions options;
   options.listen = config.listen;
   options.max_message_bytes = config.max_message_bytes;
   options.reflection = config.reflection;
+  options.admin = config.admin;
   options.max_connection_age = config.max_connection_age;
   options.version = KOINE_VERSION;
-  absl::StatusOr<std::unique_ptr<RpcServer>> server = RpcServer::Start(options, &hosts, &pool, &rejections);
+  absl::StatusOr<std::unique_ptr<RpcServer>> server = RpcServer::Start(options, &hosts, &pool, &rejections, &metrics);
   if (!server.ok()) return server.status();
   signals->Arm();
   (*server)->SetServing();
-  const size_t colon = config.listen.rfind(':');
-  spdlog::info("listening on {}:{} ({} workers, {} threads each, {})", config.listen.substr(0, colon),
-               (*server)->port(), config.workers, config.threads, kernels::MatmulBackend());
+  if (http != nullptr) {
+    HttpSources sources;
+    sources.hosts = &hosts;
+    sources.ready = [rpc = server->get()] { return rpc->Ready(); };
+    sources.metrics = [&, rpc = server->get()] { return metrics.Scrape(rpc->facts(), rejections, hosts); };
+    http->Attach(std::move(sources));
+  }
+  spdlog::info("listening on {} ({} workers, {} threads each, {})", WithPort(config.listen, (*server)->port()),
+               config.workers, config.threads, kernels::MatmulBackend());
 
-  signals->Wait();
+  while (true) {
+    // The pause bounds how late health learns of a language that broke when it was loaded.
+    const StopSignals::Event event = signals->Wait(absl::Milliseconds(500));
+    if (event == StopSignals::Event::kStop) break;
+    if (event == StopSignals::Event::kRescan) {
+      for (const auto& host : hosts.all()) Rescan(*host);
+    }
+    (*server)->UpdateHealth();
+  }
   spdlog::info("stopping: serving on for {}, then up to {} for calls in flight",
                absl::FormatDuration(config.drain_delay), absl::FormatDuration(config.drain_timeout));
   const bool clean = (*server)->Drain(config.drain_delay, config.drain_timeout);
@@ -166,6 +240,8 @@ absl::Status Serve(const Config& config, StopSignals* signals) {
   } else {
     spdlog::warn("stopped; calls still in flight were ended");
   }
+  // Until here probes are told that it drains.
+  if (http != nullptr) http->Stop();
   server->reset();
   pool.Stop();
   return absl::OkStatus();

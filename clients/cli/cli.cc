@@ -60,6 +60,9 @@ struct Arguments {
   bool no_normalize = false, cosine = false;
   // stats
   bool only_parameters = false, only_server = false, checksums = false;
+  // admin
+  bool pin = false;
+  double wait = 0;
 };
 
 // "30", "1.5", "500ms", "2m"; 0 is none.
@@ -536,6 +539,41 @@ int RunInfo(const Io& io, const Client& client, const Arguments& arguments) {
   return kOk;
 }
 
+int RunLoad(const Io& io, const Client& client, const Arguments& arguments) {
+  v1::LoadLanguageRequest request;
+  request.set_model(arguments.model);
+  request.set_language(arguments.language);
+  request.set_pin(arguments.pin);
+  request.set_timeout_seconds(arguments.wait);
+  const auto reply = client.LoadLanguage(request);
+  if (!reply.ok()) return Fail(io, client, reply.status());
+  *io.out << (arguments.json ? ToJson(*reply) + "\n" : LanguageLine(reply->language()));
+  return kOk;
+}
+
+int RunUnload(const Io& io, const Client& client, const Arguments& arguments) {
+  v1::UnloadLanguageRequest request;
+  request.set_model(arguments.model);
+  request.set_language(arguments.language);
+  request.set_timeout_seconds(arguments.wait);
+  const auto reply = client.UnloadLanguage(request);
+  if (!reply.ok()) return Fail(io, client, reply.status());
+  *io.out << (arguments.json ? ToJson(*reply) + "\n" : LanguageLine(reply->language()));
+  return kOk;
+}
+
+int RunRescan(const Io& io, const Client& client, const Arguments& arguments) {
+  v1::RescanLanguagesRequest request;
+  request.set_model(arguments.model);
+  const auto reply = client.RescanLanguages(request);
+  if (!reply.ok()) return Fail(io, client, reply.status());
+  *io.out << (arguments.json ? ToJson(*reply) + "\n" : RescanReport(*reply));
+  // A script that has copied a folder wants to know that it is served.
+  const bool broken = std::any_of(reply->models().begin(), reply->models().end(),
+                                  [](const v1::ModelRescan& model) { return model.broken_size() > 0; });
+  return broken ? kItemFailed : kOk;
+}
+
 CLI::Validator AtLeast(int least) {
   return CLI::Validator(
       [least](const std::string& text) {
@@ -640,6 +678,27 @@ int RunCli(int argc, const char* const* argv, const std::string& version, const 
   json(languages, kJson);
   CLI::App* info = command("info", "What the model is, and the limits of requests");
   json(info, kJson);
+  CLI::App* admin = command("admin", "Languages by hand; the server must run with --admin");
+  admin->require_subcommand(1);
+  const auto admin_command = [&](const char* name, const char* what) {
+    CLI::App* sub = admin->add_subcommand(name, what);
+    sub->fallthrough();
+    json(sub, kJson);
+    return sub;
+  };
+  const auto one_language = [&](CLI::App* sub) {
+    sub->add_option("LANGUAGE", arguments.language, "Code or alias")->required();
+    sub->add_option("--wait", arguments.wait, "Longest wait at the server in seconds; default 60")
+        ->check(CLI::Range(0.0, 3600.0).description(""))
+        ->type_name("SECONDS");
+  };
+  CLI::App* load = admin_command("load", "Load a language now");
+  one_language(load);
+  load->add_flag("--pin", arguments.pin, "And never evict it");
+  CLI::App* unload = admin_command("unload", "Unpin a language and give its memory back");
+  one_language(unload);
+  CLI::App* rescan =
+      admin_command("rescan", "Look for language folders that are new, changed or gone; exit code 1 if one is broken");
   // Kept for scripts written for later versions; whatever they pass, the answer is that it is not there.
   CLI::App* detect = command("detect", "Not offered by this version: find a text's language");
   CLI::App* score = command("score", "Not offered by this version: score a given translation");
@@ -690,6 +749,9 @@ int RunCli(int argc, const char* const* argv, const std::string& version, const 
              : encode->parsed()    ? RunTask<EncodeTask>(io, *client, arguments)
              : stats->parsed()     ? RunStats(io, *client, arguments)
              : languages->parsed() ? RunLanguages(io, *client, arguments)
+             : load->parsed()      ? RunLoad(io, *client, arguments)
+             : unload->parsed()    ? RunUnload(io, *client, arguments)
+             : rescan->parsed()    ? RunRescan(io, *client, arguments)
                                    : RunInfo(io, *client, arguments);
   io.out->flush();
   if (!io.out->good() && code == kOk) {

@@ -39,6 +39,23 @@ std::string KeyValues(const std::vector<std::pair<std::string, std::string>>& pa
   return out;
 }
 
+const char* StateName(v1::LanguageState state) {
+  switch (state) {
+    case v1::LANGUAGE_STATE_LOADED:
+      return "loaded";
+    case v1::LANGUAGE_STATE_COLD:
+      return "cold";
+    case v1::LANGUAGE_STATE_LOADING:
+      return "loading";
+    case v1::LANGUAGE_STATE_DRAINING:
+      return "draining";
+    case v1::LANGUAGE_STATE_FAILED:
+      return "failed";
+    default:
+      return "unknown";
+  }
+}
+
 std::string Cut(const std::string& text, size_t code_points) {
   std::string out;
   size_t seen = 0;
@@ -111,15 +128,18 @@ std::string ParametersReport(const v1::GetParameterStatsResponse& stats) {
   const bool checksums = std::any_of(stats.owners().begin(), stats.owners().end(),
                                      [](const v1::OwnerParameters& owner) { return !owner.checksum().empty(); });
 
-  Table owners({"owner", "parameters", "share", "in files", "in memory", "kernel says", checksums ? "checksum" : ""},
-               {kLeft, kRight, kRight, kRight, kRight, kRight, kLeft});
+  Table owners({"owner", "state", "parameters", "by formula", "share", "in files", "in memory", "kernel says",
+                checksums ? "checksum" : ""},
+               {kLeft, kLeft, kRight, kRight, kRight, kRight, kRight, kRight, kLeft});
   for (const v1::OwnerParameters& owner : stats.owners()) {
-    owners.Row({owner.owner(), GroupDigits(owner.parameters()), Percent(static_cast<double>(owner.parameters()) / all),
-                HumanBytes(owner.file_bytes()), HumanBytes(owner.resident_bytes()),
+    owners.Row({owner.owner(), StateName(owner.state()), GroupDigits(owner.parameters()),
+                owner.formula_parameters() > 0 ? GroupDigits(owner.formula_parameters()) : "-",
+                Percent(static_cast<double>(owner.parameters()) / all), HumanBytes(owner.file_bytes()),
+                HumanBytes(owner.resident_bytes()),
                 owner.kernel_resident_bytes() > 0 ? HumanBytes(owner.kernel_resident_bytes()) : "-", owner.checksum()});
   }
   owners.Rule();
-  owners.Row({"all", GroupDigits(stats.parameters()), Percent(static_cast<double>(stats.parameters()) / all),
+  owners.Row({"all", "", GroupDigits(stats.parameters()), "", Percent(static_cast<double>(stats.parameters()) / all),
               HumanBytes(stats.file_bytes()), HumanBytes(stats.resident_bytes()),
               stats.kernel_resident_bytes() > 0 ? HumanBytes(stats.kernel_resident_bytes()) : "-", ""});
   absl::StrAppend(&out, owners.Text(), "\n");
@@ -136,8 +156,34 @@ std::string ParametersReport(const v1::GetParameterStatsResponse& stats) {
   }
   absl::StrAppend(&out, components.Text());
 
+  if (stats.has_sharing()) {
+    const v1::SharingAccount& sharing = stats.sharing();
+    Table saving(
+        {absl::StrCat("against ", sharing.languages(), " independent models"), "independent", "this model", "saving"},
+        {kLeft, kRight, kRight, kRight});
+    saving.Row({"all parameters", GroupDigits(sharing.independent_parameters()), GroupDigits(sharing.parameters()),
+                Percent(sharing.saving())});
+    saving.Row({"attention, Q K V", GroupDigits(sharing.independent_attention_qkv()),
+                GroupDigits(sharing.attention_qkv()), Percent(sharing.attention_qkv_saving())});
+    saving.Row({"attention with output projection", GroupDigits(sharing.independent_attention_qkvo()),
+                GroupDigits(sharing.attention_qkvo()), Percent(sharing.attention_qkvo_saving())});
+    absl::StrAppend(&out, "\n", saving.Text());
+  }
+  if (stats.has_next_language()) {
+    const v1::LanguageCost& next = stats.next_language();
+    absl::StrAppend(&out, "\nOne more language: ", GroupDigits(next.parameters()), " parameters, ",
+                    HumanBytes(next.file_bytes()), " in files, ", HumanBytes(next.mapped_bytes()), " in memory.\n");
+  }
+  if (stats.room().has_languages()) {
+    absl::StrAppend(&out, "Room for ", GroupDigits(stats.room().languages()),
+                    " more: ", HumanBytes(stats.room().free_bytes()), " are free of the ",
+                    stats.room().basis() == "language_memory" ? "languages' memory budget"
+                    : stats.room().basis() == "cgroup"        ? "control group's memory"
+                                                              : "machine's memory",
+                    ".\n");
+  }
   if (!stats.plans().empty()) {
-    Table plans({"sharing plan", "parameters", "saving", "formula"}, {kLeft, kRight, kRight, kLeft});
+    Table plans({"attention as", "Q, K, V", "saving", "formula"}, {kLeft, kRight, kRight, kLeft});
     for (const v1::PlanParameters& plan : stats.plans()) {
       plans.Row({plan.plan(), GroupDigits(plan.parameters()), Percent(plan.saving()), plan.formula()});
     }
@@ -162,6 +208,19 @@ std::string ServerReport(const v1::GetServerStatsResponse& stats) {
   std::string out = absl::StrCat("Server\n\n", KeyValues(rows));
   for (const v1::ModelStats& model : stats.models()) {
     const v1::EngineStats& engine = model.engine();
+    const v1::LanguageStats& languages = model.languages();
+    absl::StrAppend(
+        &out, "\nLanguages of ", model.model(), "\n\n",
+        KeyValues({
+            {"loaded", absl::StrCat(languages.loaded(), ", ", languages.cold(), " cold, ", languages.loading(),
+                                    " loading, ", languages.draining(), " draining, ", languages.failed(), " failed")},
+            {"memory", languages.budget_bytes() > 0 ? absl::StrCat(HumanBytes(languages.used_bytes()), " of ",
+                                                                   HumanBytes(languages.budget_bytes()))
+                                                    : absl::StrCat(HumanBytes(languages.used_bytes()), ", no bound")},
+            {"since start", absl::StrCat(GroupDigits(languages.loads()), " loads, ", GroupDigits(languages.failures()),
+                                         " failures, ", GroupDigits(languages.evictions()), " evictions")},
+            {"requests waiting", GroupDigits(languages.waiting())},
+        }));
     absl::StrAppend(
         &out, "\nEngine of ", model.model(), "\n\n",
         KeyValues({
@@ -191,14 +250,44 @@ std::string ServerReport(const v1::GetServerStatsResponse& stats) {
 
 std::string LanguagesReport(const v1::ListLanguagesResponse& languages) {
   // Native names last: scripts of other widths cannot push a column aside there.
-  Table table({"code", "name", "script", "direction", "vocabulary", "parameters", "adapter", "aliases", "native name"},
-              {kLeft, kLeft, kLeft, kLeft, kRight, kRight, kLeft, kLeft, kLeft});
+  Table table({"code", "name", "state", "script", "direction", "vocabulary", "parameters", "memory", "adapter",
+               "adapters", "aliases", "native name"},
+              {kLeft, kLeft, kLeft, kLeft, kLeft, kRight, kRight, kRight, kLeft, kLeft, kLeft, kLeft});
   for (const v1::Language& language : languages.languages()) {
-    table.Row({language.code(), language.name(), language.script(), language.direction(),
-               GroupDigits(language.vocabulary()), GroupDigits(language.parameters()), language.default_adapter(),
+    table.Row({language.code(), language.name(),
+               absl::StrCat(StateName(language.state()), language.pinned() ? ", pinned" : ""), language.script(),
+               language.direction(), GroupDigits(language.vocabulary()), GroupDigits(language.parameters()),
+               HumanBytes(language.memory_bytes()), language.default_adapter(), absl::StrJoin(language.adapters(), " "),
                absl::StrJoin(language.aliases(), " "), language.native_name()});
   }
-  return table.Text();
+  std::string out = table.Text();
+  for (const v1::Language& language : languages.languages()) {
+    if (!language.failure().empty()) absl::StrAppend(&out, "\n", language.code(), ": ", language.failure(), "\n");
+  }
+  return out;
+}
+
+std::string LanguageLine(const v1::Language& language) {
+  return absl::StrCat(language.code(), ": ", StateName(language.state()), language.pinned() ? ", pinned" : "", ", ",
+                      HumanBytes(language.memory_bytes()), "\n");
+}
+
+std::string RescanReport(const v1::RescanLanguagesResponse& rescan) {
+  std::string out;
+  for (const v1::ModelRescan& model : rescan.models()) {
+    const auto list = [](const google::protobuf::RepeatedPtrField<std::string>& codes) {
+      return codes.empty() ? std::string("none") : absl::StrJoin(codes, " ");
+    };
+    std::vector<std::pair<std::string, std::string>> rows = {{"model", model.model()},
+                                                             {"added", list(model.added())},
+                                                             {"replaced", list(model.replaced())},
+                                                             {"removed", list(model.removed())}};
+    for (const v1::BrokenLanguage& broken : model.broken()) {
+      rows.push_back({absl::StrCat("broken, ", broken.language()), broken.failure()});
+    }
+    absl::StrAppend(&out, out.empty() ? "" : "\n", KeyValues(rows));
+  }
+  return out;
 }
 
 std::string ModelReport(const v1::GetModelInfoResponse& info) {

@@ -35,6 +35,9 @@ std::string Percent(double share);        // 0.125 -> "12.5 %"
 std::string ParametersReport(const v1::GetParameterStatsResponse& stats);
 std::string ServerReport(const v1::GetServerStatsResponse& stats);
 std::string LanguagesReport(const v1::ListLanguagesResponse& languages);
+std::string RescanReport(const v1::RescanLanguagesResponse& rescan);
+// "de: loaded, pinned, 5.8 MiB"
+std::string LanguageLine(const v1::Language& language);
 std::string ModelReport(const v1::GetModelInfoResponse& info);
 
 // Cosine of each pair, with the texts (cut to fit) as row titles. Vectors of length 0 have cosine 0.

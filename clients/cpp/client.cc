@@ -67,6 +67,7 @@ struct Client::State {
   ClientOptions options;
   std::shared_ptr<grpc::Channel> channel;
   std::unique_ptr<v1::Koine::Stub> stub;
+  std::unique_ptr<v1::Admin::Stub> admin;
 
   mutable std::mutex mutex;
   mutable std::condition_variable ended;
@@ -82,10 +83,16 @@ struct Client::State {
   template <typename Request, typename Reply>
   absl::StatusOr<Reply> Run(grpc::Status (v1::Koine::Stub::*method)(grpc::ClientContext*, const Request&, Reply*),
                             const Request& request) const {
+    return RunOn(*stub, method, request);
+  }
+
+  template <typename Stub, typename Request, typename Reply>
+  absl::StatusOr<Reply> RunOn(Stub& service, grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Reply*),
+                              const Request& request) const {
     grpc::ClientContext context;
     context.set_deadline(DeadlineAfter(options.timeout));
     Reply reply;
-    if (absl::Status status = FromGrpc((stub.get()->*method)(&context, request, &reply)); !status.ok()) return status;
+    if (absl::Status status = FromGrpc((service.*method)(&context, request, &reply)); !status.ok()) return status;
     return reply;
   }
 
@@ -131,6 +138,7 @@ absl::StatusOr<Client> Client::Connect(const ClientOptions& options) {
   if (IsLoopback(options.address)) arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   state->channel = grpc::CreateCustomChannel(options.address, grpc::InsecureChannelCredentials(), arguments);
   state->stub = v1::Koine::NewStub(state->channel);
+  state->admin = v1::Admin::NewStub(state->channel);
 
   const auto deadline = DeadlineAfter(options.connect_timeout);
   for (grpc_connectivity_state now = state->channel->GetState(true); now != GRPC_CHANNEL_READY;
@@ -175,6 +183,18 @@ absl::StatusOr<v1::GetParameterStatsResponse> Client::GetParameterStats(
 
 absl::StatusOr<v1::GetServerStatsResponse> Client::GetServerStats(const v1::GetServerStatsRequest& request) const {
   return state_->Run(&v1::Koine::Stub::GetServerStats, request);
+}
+
+absl::StatusOr<v1::LoadLanguageResponse> Client::LoadLanguage(const v1::LoadLanguageRequest& request) const {
+  return state_->RunOn(*state_->admin, &v1::Admin::Stub::LoadLanguage, request);
+}
+
+absl::StatusOr<v1::UnloadLanguageResponse> Client::UnloadLanguage(const v1::UnloadLanguageRequest& request) const {
+  return state_->RunOn(*state_->admin, &v1::Admin::Stub::UnloadLanguage, request);
+}
+
+absl::StatusOr<v1::RescanLanguagesResponse> Client::RescanLanguages(const v1::RescanLanguagesRequest& request) const {
+  return state_->RunOn(*state_->admin, &v1::Admin::Stub::RescanLanguages, request);
 }
 
 void Client::TranslateAsync(const v1::TranslateRequest& request, ReplyCallback<v1::TranslateResponse> done) const {

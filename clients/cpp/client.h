@@ -65,6 +65,11 @@ class Client {
       const v1::GetParameterStatsRequest& request = {}) const;
   absl::StatusOr<v1::GetServerStatsResponse> GetServerStats(const v1::GetServerStatsRequest& request = {}) const;
 
+  // Of the service koine.v1.Admin; UNIMPLEMENTED where the server was started without --admin.
+  absl::StatusOr<v1::LoadLanguageResponse> LoadLanguage(const v1::LoadLanguageRequest& request) const;
+  absl::StatusOr<v1::UnloadLanguageResponse> UnloadLanguage(const v1::UnloadLanguageRequest& request) const;
+  absl::StatusOr<v1::RescanLanguagesResponse> RescanLanguages(const v1::RescanLanguagesRequest& request = {}) const;
+
   // Return at once; `done` is called exactly once, on a thread of gRPC's, and must not block. It may start the next
   // call.
   void TranslateAsync(const v1::TranslateRequest& request, ReplyCallback<v1::TranslateResponse> done) const;

@@ -176,7 +176,7 @@ stop_and_expect() {
 title "run with buildah"
 # On /mnt: buildah's chroot isolation lays the image's own (empty) volume over one mounted at /models.
 buildah run --isolation chroot --network host --user "$uid:$uid" \
-  --env KOINE_LISTEN="$address" --env KOINE_MODEL=/mnt \
+  --env KOINE_LISTEN="$address" --env KOINE_HTTP=127.0.0.1:0 --env KOINE_MODEL=/mnt \
   --volume "$PWD/deploy/demo_model:/mnt:ro" "$container" -- /usr/local/bin/koine-server >"$work/run1.log" 2>&1 &
 run_pid=$!
 if wait_ready translate; then
@@ -206,7 +206,7 @@ readonly enter='set -eu
   shift 2
   exec chroot . /usr/bin/setpriv --reuid 65532 --regid 65532 --clear-groups --inh-caps=-all --bounding-set=-all \
     --no-new-privs "$@"'
-env -i PATH="$PATH" KOINE_MODEL=/models KOINE_LISTEN="$address" \
+env -i PATH="$PATH" KOINE_MODEL=/models KOINE_LISTEN="$address" KOINE_HTTP=127.0.0.1:0 \
   unshare --mount --pid --fork --kill-child /bin/sh -c "$enter" enter "$root" "$PWD/deploy/demo_model" \
   /usr/local/bin/koine-server >"$work/run2.log" 2>&1 &
 run_pid=$!

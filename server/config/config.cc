@@ -90,6 +90,17 @@ class Table {
         ->check(CLI::IsMember({"auto", "f32", "bf16", "int8"}))
         ->group(models);
 
+    Bytes("language-memory", config_.language_memory,
+          "Memory of loaded languages, for each model; languages load at their first request and the least recently "
+          "used give way. 0: no bound, all load before the first request",
+          0)
+        ->group(models);
+    Add("pin", config_.pinned,
+        "Language to load at the start and never evict; may be repeated (';' between several in KOINE_PIN). With "
+        "several models: NAME=CODE")
+        ->delimiter(';')
+        ->group(models);
+
     const std::string engine = "Engine (speed and memory, never results)";
     Number("workers", config_.workers, 0, 1024, "Engine threads; 0: processors / threads")->group(engine);
     Number("threads", config_.threads, 0, 1024, "Threads of each worker's products; 0: 1")->group(engine);
@@ -120,8 +131,11 @@ class Table {
     Seconds("drain-delay", drain_delay_, "After a stop signal: how long to serve on while balancers notice")
         ->group(serving);
     Seconds("drain-timeout", drain_timeout_, "Then: how long calls in flight may take to finish")->group(serving);
-    Add("http", http_, "Address of the HTTP port (a later version brings it)")->group(serving);
-    Add("language-memory", language_memory_, "Memory budget of languages (a later version brings it)")->group(serving);
+    Add("http", config_.http,
+        "Address of the HTTP port (health, metrics, parameters); port 0 takes a free one, off switches it off")
+        ->group(serving);
+    Flag("admin", config_.admin, "Let callers load, unload and rescan languages (service koine.v1.Admin)")
+        ->group(serving);
 
     const std::string watching = "Watching";
     Add("log-level", config_.log_level, "Lowest level that is logged, to standard error")
@@ -137,10 +151,7 @@ class Table {
 
   // After parsing.
   absl::Status Settle() {
-    if (!http_.empty()) return absl::UnimplementedError("--http is not implemented in this version: leave it out");
-    if (!language_memory_.empty()) {
-      return absl::UnimplementedError("--language-memory is not implemented in this version: leave it out");
-    }
+    if (config_.http == "off") config_.http.clear();
     if (precision_ == "int8") {
       return absl::UnimplementedError("--precision int8 is not implemented in this version: take auto, f32 or bf16");
     }
@@ -175,10 +186,10 @@ class Table {
   }
 
   // Accepts 4194304, 4MiB, 4MB (10^6).
-  CLI::Option* Bytes(const std::string& name, int64_t& value, const std::string& description) {
+  CLI::Option* Bytes(const std::string& name, int64_t& value, const std::string& description, int64_t least = 1) {
     return Add(name, value, description)
         ->transform(CLI::AsSizeValue(true))
-        ->check(CLI::Range(int64_t{1}, int64_t{1} << 50).description(""))
+        ->check(CLI::Range(least, int64_t{1} << 50).description(""))
         ->type_name("BYTES");
   }
 
@@ -190,7 +201,6 @@ class Table {
   CLI::App app_;
   std::vector<std::string> models_;
   std::string precision_ = "auto";
-  std::string http_, language_memory_;
   double max_connection_age_ = 0, drain_delay_, drain_timeout_;
 };
 

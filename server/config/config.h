@@ -26,6 +26,8 @@ enum class PrecisionChoice : uint8_t { kAuto, kF32, kBF16 };
 struct Config {
   std::vector<ModelSource> models;
   PrecisionChoice precision = PrecisionChoice::kAuto;
+  int64_t language_memory = 0;      // bytes of loaded languages, for each model; 0: no bound
+  std::vector<std::string> pinned;  // languages never to be evicted
 
   // Engine. workers * threads is meant to be the number of processors; both are settled (never 0) after parsing.
   int workers = 0;
@@ -47,6 +49,8 @@ struct Config {
 
   // Serving.
   std::string listen = "0.0.0.0:50051";
+  std::string http = "0.0.0.0:8080";  // empty after parsing where it was "off"
+  bool admin = false;
   bool reflection = true;
   absl::Duration max_connection_age = absl::ZeroDuration();  // 0: for ever
   absl::Duration drain_delay = absl::Seconds(5);

@@ -10,6 +10,7 @@
 #include <set>
 #include <utility>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
@@ -25,7 +26,26 @@ namespace {
 // request, so that it only matters where more languages are in use at once than the budget holds.
 constexpr absl::Duration kPatience = absl::Milliseconds(500);
 
+// Of the payload that names an error's language.
+constexpr char kLanguagePayload[] = "koine.language";
+
+absl::Status About(const std::string& code, absl::Status status) {
+  status.SetPayload(kLanguagePayload, absl::Cord(code));
+  return status;
+}
+
+absl::Status Removed(const std::string& code) {
+  return About(code, absl::NotFoundError(absl::StrCat("language ", code, " has been removed")));
+}
+
 }  // namespace
+
+std::string TakeFailedLanguage(absl::Status* status) {
+  const auto code = status->GetPayload(kLanguagePayload);
+  if (!code.has_value()) return "";
+  status->ErasePayload(kLanguagePayload);
+  return std::string(*code);
+}
 
 const char* Name(LanguageState state) {
   switch (state) {
@@ -135,8 +155,8 @@ LanguageStore::EntryPtr LanguageStore::FindEntry(std::string_view code) const {
 }
 
 absl::Status LanguageStore::FailureOf(const Entry& entry) {
-  return absl::FailedPreconditionError(
-      absl::StrCat("language ", entry.code, " cannot be loaded: ", entry.failure.message()));
+  return About(entry.code, absl::FailedPreconditionError(
+                               absl::StrCat("language ", entry.code, " cannot be loaded: ", entry.failure.message())));
 }
 
 uint64_t LanguageStore::Acquire(std::vector<std::string> codes, absl::Time deadline, Ready ready) {
@@ -147,7 +167,7 @@ uint64_t LanguageStore::Acquire(std::vector<std::string> codes, absl::Time deadl
     for (const std::string& code : codes) {
       EntryPtr entry = FindEntry(code);
       if (entry == nullptr) {
-        answer = absl::NotFoundError(absl::StrCat("language ", code, " has been removed"));
+        answer = Removed(code);
         break;
       }
       if (entry->state == LanguageState::kFailed) {
@@ -281,7 +301,7 @@ void LanguageStore::Settle(Calls* calls) {
     const auto failed = std::find_if(it->entries.begin(), it->entries.end(),
                                      [](const auto& e) { return e->state == LanguageState::kFailed; });
     if (removed != it->entries.end()) {
-      answer = absl::NotFoundError(absl::StrCat("language ", (*removed)->code, " has been removed"));
+      answer = Removed((*removed)->code);
     } else if (failed != it->entries.end()) {
       answer = FailureOf(**failed);
     } else if (Grantable(*it) && (!starving_ || it == waiters_.begin())) {
@@ -347,8 +367,9 @@ LanguageStore::EntryPtr LanguageStore::NextToLoad(Calls* calls) {
       return nullptr;
     }
     calls->push_back([ready = std::move(it->ready), code = (*cold)->code, budget = options_.memory_budget] {
-      ready(absl::ResourceExhaustedError(absl::StrCat("language ", code, " does not fit into the language memory of ",
-                                                      budget, " bytes beside what is pinned or needed with it")));
+      ready(About(code, absl::ResourceExhaustedError(absl::StrCat("language ", code,
+                                                                  " does not fit into the language memory of ", budget,
+                                                                  " bytes beside what is pinned or needed with it"))));
     });
     it = waiters_.erase(it);
   }
@@ -439,6 +460,7 @@ RescanResult LanguageStore::RescanFolders() {
     entry->plan = *std::move(plan);
     if (known != nullptr) {
       entry->pinned = known->pinned;
+      entry->loads = known->loads;
       entry->wanted = known->state == LanguageState::kLoaded || known->pinned;
       retire(known);
     }
@@ -479,6 +501,7 @@ absl::Status LanguageStore::Load(std::string_view name, bool pin, absl::Time dea
     done.Notify();
   });
   done.WaitForNotification();
+  TakeFailedLanguage(&status);
   if (!status.ok() || !pin) return status;
   const absl::MutexLock lock(&mutex_);
   const EntryPtr entry = FindEntry(*code);
@@ -551,7 +574,7 @@ bool LanguageStore::ready() const {
   return std::all_of(listed.begin(), listed.end(), [&](const std::string& code) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const EntryPtr entry = FindEntry(code);
     if (entry == nullptr || entry->state == LanguageState::kFailed) return false;
-    return options_.memory_budget > 0 || entry->state == LanguageState::kLoaded;
+    return options_.memory_budget > 0 || entry->loads > 0;
   });
 }
 

@@ -43,6 +43,10 @@ struct LanguageStoreOptions {
   std::vector<std::string> pinned = {};
 };
 
+// Takes from an error of Acquire the code of the language that it is about; empty if it is about none in particular.
+// The mark is for the server's own use: an error that goes to a caller must have been asked.
+std::string TakeFailedLanguage(absl::Status* status);
+
 // A language in use. Copies share the lease; the language cannot be evicted before the last one is gone.
 using LanguageLease = std::shared_ptr<const model_loader::Language>;
 
@@ -55,7 +59,7 @@ struct LanguageInfo {
   LanguageLease loaded;             // null unless loaded. Holding it does not keep the language from eviction's
                                     // bookkeeping, only its memory mapped: for reading figures, not for work
   int64_t leases = 0;
-  int64_t loads = 0;         // since the start
+  int64_t loads = 0;         // since the start, earlier versions of its folder included
   absl::Duration last_load;  // how long the last one took
 };
 
@@ -90,7 +94,8 @@ class LanguageStore {
   // Leases of these (canonical codes; repeats allowed), all or nothing, in order. `ready` is called exactly once:
   // before the function returns where all are loaded, else on the loading thread. Errors: NOT_FOUND (removed
   // meanwhile), FAILED_PRECONDITION (its folder is broken), RESOURCE_EXHAUSTED (can never fit beside what is pinned),
-  // DEADLINE_EXCEEDED, UNAVAILABLE (stopping), or the status given to Cancel.
+  // DEADLINE_EXCEEDED, UNAVAILABLE (stopping), or the status given to Cancel. The first three tell TakeFailedLanguage
+  // which language it was.
   using Ready = std::function<void(absl::StatusOr<std::vector<LanguageLease>>)>;
   // Returns a ticket for Cancel, 0 if `ready` has been called.
   uint64_t Acquire(std::vector<std::string> codes, absl::Time deadline, Ready ready) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -110,8 +115,8 @@ class LanguageStore {
   // All languages, in the order of model.json, then by name.
   std::vector<LanguageInfo> List() const ABSL_LOCKS_EXCLUDED(mutex_);
   LanguageStoreCounters counters() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Every language that model.json lists can be served: none of them is missing or broken, and without a budget all are
-  // loaded.
+  // Every language that model.json lists can be served: none of them is missing or broken, and without a budget all
+  // have been loaded. One that was replaced or unloaded since is loaded again when a request comes.
   bool ready() const ABSL_LOCKS_EXCLUDED(mutex_);
   const model_loader::Model& model() const { return *model_; }
 

@@ -62,11 +62,21 @@ std::chrono::system_clock::time_point After(absl::Duration duration) {
 
 }  // namespace
 
-RpcServer::RpcServer(const ModelHosts* hosts, WorkerPool* pool, Rejections* rejections, const std::string& version)
-    : hosts_(*hosts), service_(hosts, pool, rejections, version) {}
+RpcServer::RpcServer(const RpcOptions& options, const ModelHosts* hosts, WorkerPool* pool, Rejections* rejections,
+                     Observer* observer)
+    : hosts_(*hosts), service_(&context_, pool, options.version) {
+  const RequestLimits& limits = hosts->all().front()->text->options().limits;
+  context_.hosts = hosts;
+  context_.rejections = rejections;
+  context_.observer = observer;
+  context_.max_items = limits.max_items;
+  context_.max_message_bytes = limits.max_message_bytes;
+  if (options.admin) admin_ = std::make_unique<AdminService>(&context_, [this] { UpdateHealth(); });
+}
 
 absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const RpcOptions& options, const ModelHosts* hosts,
-                                                            WorkerPool* pool, Rejections* rejections) {
+                                                            WorkerPool* pool, Rejections* rejections,
+                                                            Observer* observer) {
   google::protobuf::SetLogHandler(&LogProtobuf);
   gpr_set_log_function(&LogGrpc);
   // Reflection lists the health service; naming its messages links their descriptors, without which listing tools fail.
@@ -74,7 +84,7 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const RpcOptions& op
   grpc::EnableDefaultHealthCheckService(true);
   if (options.reflection) grpc::reflection::InitProtoReflectionServerBuilderPlugin();
 
-  std::unique_ptr<RpcServer> server(new RpcServer(hosts, pool, rejections, options.version));
+  std::unique_ptr<RpcServer> server(new RpcServer(options, hosts, pool, rejections, observer));
   grpc::ServerBuilder builder;
   if (!options.reflection) builder.SetOption(std::make_unique<WithoutReflection>());
   // A second server on the same port is a mistake to report, not a way to share load.
@@ -87,6 +97,8 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const RpcOptions& op
   builder.SetMaxSendMessageSize(-1);  // SerializeReply holds the limit, with a text
   builder.AddListeningPort(options.listen, grpc::InsecureServerCredentials(), &server->port_);
   builder.RegisterService(&server->service_);
+  if (server->admin_ != nullptr) builder.RegisterService(server->admin_.get());
+  builder.RegisterCallbackGenericService(&server->absent_);
   server->server_ = builder.BuildAndStart();
   if (server->server_ == nullptr || server->port_ == 0) {
     return absl::UnavailableError(absl::StrCat("cannot listen on ", options.listen,
@@ -106,13 +118,37 @@ RpcServer::~RpcServer() {
 }
 
 void RpcServer::SetServing() {
+  serving_.store(true);
+  UpdateHealth();
+}
+
+void RpcServer::UpdateHealth() {
+  const absl::MutexLock lock(&health_mutex_);
+  if (!serving_.load()) return;
+  const absl::Status ready = hosts_.Ready();
+  if (ready.ok() == healthy_) return;
+  healthy_ = ready.ok();
+  // After the health service's Shutdown this changes nothing.
   auto* health = server_->GetHealthCheckService();
-  health->SetServingStatus(v1::Koine::service_full_name(), true);
-  health->SetServingStatus("", true);
+  health->SetServingStatus(v1::Koine::service_full_name(), healthy_);
+  health->SetServingStatus("", healthy_);
+  if (healthy_) {
+    spdlog::info("ready");
+  } else {
+    spdlog::warn("not ready: {}", std::string(ready.message()));
+  }
+}
+
+absl::Status RpcServer::Ready() const {
+  if (service_.facts().draining) return absl::UnavailableError("draining");
+  if (!serving_.load()) return absl::UnavailableError("loading");
+  return hosts_.Ready();
 }
 
 void RpcServer::StopEngines(absl::Time deadline) {
   for (const auto& host : hosts_.all()) {
+    // Calls that wait for a language end first, so that they submit nothing any more.
+    host->languages->Stop();
     host->queue->Drain();
     if (deadline == absl::InfinitePast()) host->queue->Abort(absl::UnavailableError("the server is shutting down"));
     if (host->engine != nullptr) host->engine->Stop(deadline);
@@ -123,10 +159,10 @@ bool RpcServer::Drain(absl::Duration delay, absl::Duration timeout) {
   service_.set_draining();
   server_->GetHealthCheckService()->Shutdown();  // every service NOT_SERVING, for good
   absl::SleepFor(delay);
-  service_.inflight().Refuse();
-  const bool clean = service_.inflight().WaitForNone(timeout);
+  context_.inflight.Refuse();
+  const bool clean = context_.inflight.WaitForNone(timeout);
   StopEngines(clean ? absl::InfiniteFuture() : absl::InfinitePast());
-  if (!clean) service_.inflight().WaitForNone(kEnding);
+  if (!clean) context_.inflight.WaitForNone(kEnding);
   server_->Shutdown(After(kShutdown));
   server_->Wait();
   server_.reset();

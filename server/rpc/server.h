@@ -2,6 +2,7 @@
 #ifndef KOINE_SERVER_RPC_SERVER_H_
 #define KOINE_SERVER_RPC_SERVER_H_
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -11,7 +12,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/rpc/admin_service.h"
 #include "server/rpc/koine_service.h"
+#include "server/text/observer.h"
 
 namespace koine::server {
 
@@ -19,6 +22,7 @@ struct RpcOptions {
   std::string listen = "0.0.0.0:50051";  // port 0: a free one
   int64_t max_message_bytes = 4 << 20;   // received; replies are bounded by the text service's limits
   bool reflection = true;
+  bool admin = false;                                        // the service koine.v1.Admin
   absl::Duration max_connection_age = absl::ZeroDuration();  // 0: no bound
   std::string version;
 };
@@ -27,14 +31,22 @@ struct RpcOptions {
 class RpcServer {
  public:
   // Listens and answers at once; health says NOT_SERVING until SetServing. UNAVAILABLE if it cannot listen.
-  // The arguments outlive the server.
+  // The arguments outlive the server; `observer` may be null.
   static absl::StatusOr<std::unique_ptr<RpcServer>> Start(const RpcOptions& options, const ModelHosts* hosts,
-                                                          WorkerPool* pool, Rejections* rejections);
+                                                          WorkerPool* pool, Rejections* rejections,
+                                                          Observer* observer = nullptr);
   // Ends at once what Drain has not ended.
   ~RpcServer();
 
   int port() const { return port_; }
+  // From now on health says SERVING while every model's languages are ready (ModelHosts::Ready). Asks them now; so do
+  // admin calls when they have ended, and UpdateHealth.
   void SetServing();
+  void UpdateHealth() ABSL_LOCKS_EXCLUDED(health_mutex_);  // thread-safe
+
+  // OK while it serves and is ready; otherwise why not. Thread-safe.
+  absl::Status Ready() const;
+  ServerFacts facts() const { return service_.facts(); }
 
   // The orderly end, once:
   //   health NOT_SERVING -> serve on for `delay`, so that balancers notice -> refuse new calls with UNAVAILABLE
@@ -44,11 +56,18 @@ class RpcServer {
   bool Drain(absl::Duration delay, absl::Duration timeout);
 
  private:
-  RpcServer(const ModelHosts* hosts, WorkerPool* pool, Rejections* rejections, const std::string& version);
+  RpcServer(const RpcOptions& options, const ModelHosts* hosts, WorkerPool* pool, Rejections* rejections,
+            Observer* observer);
   void StopEngines(absl::Time deadline);
 
   const ModelHosts& hosts_;
+  RpcContext context_;
   KoineService service_;
+  std::unique_ptr<AdminService> admin_;  // null: off
+  AbsentMethods absent_;
+  std::atomic<bool> serving_{false};
+  absl::Mutex health_mutex_;
+  bool healthy_ ABSL_GUARDED_BY(health_mutex_) = false;
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
 };

@@ -4,6 +4,8 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <utility>
+
 namespace koine::server {
 namespace {
 
@@ -12,6 +14,7 @@ sigset_t StopSet() {
   sigemptyset(&set);
   sigaddset(&set, SIGTERM);
   sigaddset(&set, SIGINT);
+  sigaddset(&set, SIGHUP);
   return set;
 }
 
@@ -36,10 +39,24 @@ void StopSignals::Run() {
     int number = 0;
     if (sigwait(&set, &number) != 0) continue;
     if (closing_.load()) return;
+    if (number == SIGHUP) {
+      const absl::MutexLock lock(&mutex_);
+      rescan_ = armed_.load();
+      continue;
+    }
     if (!armed_.load()) _exit(0);
-    if (stopped_.HasBeenNotified()) _exit(128 + number);
-    stopped_.Notify();
+    const absl::MutexLock lock(&mutex_);
+    if (stopped_) _exit(128 + number);
+    stopped_ = true;
   }
+}
+
+StopSignals::Event StopSignals::Wait(absl::Duration timeout) {
+  const absl::MutexLock lock(&mutex_);
+  const auto woken = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stopped_ || rescan_; };
+  mutex_.AwaitWithTimeout(absl::Condition(&woken), timeout);
+  if (stopped_) return Event::kStop;
+  return std::exchange(rescan_, false) ? Event::kRescan : Event::kNone;
 }
 
 }  // namespace koine::server

@@ -112,6 +112,8 @@ absl::string_view Name(Reason reason) {
       return "cancelled";
     case Reason::kDraining:
       return "draining";
+    case Reason::kLanguage:
+      return "language";
     case Reason::kInternal:
       return "internal";
   }
@@ -135,6 +137,8 @@ Reason ReasonOf(const absl::Status& status) {
       return Reason::kCancelled;
     case absl::StatusCode::kUnavailable:
       return Reason::kDraining;
+    case absl::StatusCode::kFailedPrecondition:
+      return Reason::kLanguage;
     default:
       return Reason::kInternal;
   }

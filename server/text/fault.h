@@ -62,9 +62,10 @@ enum class Reason : uint8_t {
   kDeadline,
   kCancelled,
   kDraining,
+  kLanguage,  // one that cannot be loaded
   kInternal,
 };
-inline constexpr int kReasons = 9;
+inline constexpr int kReasons = 10;
 absl::string_view Name(Reason reason);
 Reason ReasonOf(const absl::Status& status);  // REQUIRES !status.ok()
 

@@ -2,48 +2,44 @@
 
 #include <unistd.h>
 
-#include <array>
+#include <algorithm>
 #include <fstream>
 #include <optional>
 #include <vector>
 
-#include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
+#include <spdlog/spdlog.h>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_split.h"
-#include "absl/strings/strip.h"
 #include "kernels/matmul/matmul.h"
+#include "model_loader/accounting/account.h"
+#include "server/text/free_memory.h"
 #include "server/text/utf8.h"
 
 namespace koine::server {
 namespace {
 
 using kernels::LayerOwner;
-using model_loader::Component;
+using model_loader::Account;
 using model_loader::Language;
-using model_loader::LoadedTensor;
 using model_loader::Model;
+using model_loader::OwnerAccount;
 
-bool IsParameter(const LoadedTensor& tensor) { return tensor.component != Component::kVocabularyIds; }
-
-int64_t CountParameters(absl::Span<const LoadedTensor> tensors) {
-  int64_t sum = 0;
-  for (const LoadedTensor& tensor : tensors) {
-    if (IsParameter(tensor)) sum += tensor.elements;
+v1::LanguageState StateOf(LanguageState state) {
+  switch (state) {
+    case LanguageState::kCold:
+      return v1::LANGUAGE_STATE_COLD;
+    case LanguageState::kLoading:
+      return v1::LANGUAGE_STATE_LOADING;
+    case LanguageState::kLoaded:
+      return v1::LANGUAGE_STATE_LOADED;
+    case LanguageState::kDraining:
+      return v1::LANGUAGE_STATE_DRAINING;
+    case LanguageState::kFailed:
+      return v1::LANGUAGE_STATE_FAILED;
   }
-  return sum;
-}
-
-// Tensors of a language: its own file and its named adapters.
-std::vector<LoadedTensor> AllTensors(const Language& language) {
-  std::vector<LoadedTensor> tensors(language.tensors().begin(), language.tensors().end());
-  for (const std::string& name : language.adapter_names()) {
-    const auto adapter = language.FindAdapter(name);
-    if (adapter.ok()) tensors.insert(tensors.end(), (*adapter)->tensors().begin(), (*adapter)->tensors().end());
-  }
-  return tensors;
+  return v1::LANGUAGE_STATE_UNSPECIFIED;
 }
 
 absl::string_view NameOf(model_loader::AdapterKind kind) {
@@ -60,38 +56,137 @@ absl::string_view NameOf(model_loader::AdapterKind kind) {
   return "none";
 }
 
-void FillComponents(absl::Span<const LoadedTensor> tensors, v1::OwnerParameters* owner) {
-  std::map<Component, std::vector<const LoadedTensor*>> by_component;
-  for (const LoadedTensor& tensor : tensors) by_component[tensor.component].push_back(&tensor);
-  for (const auto& [component, members] : by_component) {
-    v1::ComponentParameters& out = *owner->add_components();
-    out.set_component(std::string(model_loader::Name(component)));
-    out.set_tensors(static_cast<int32_t>(members.size()));
-    std::map<kernels::DType, std::pair<int64_t, int64_t>> dtypes;
-    for (const LoadedTensor* tensor : members) {
-      if (IsParameter(*tensor)) out.set_parameters(out.parameters() + tensor->elements);
-      out.set_file_bytes(out.file_bytes() + tensor->file_bytes);
-      dtypes[tensor->file_dtype].first += tensor->elements;
-      dtypes[tensor->file_dtype].second += tensor->file_bytes;
+// Adds what `account` counts to `owner`: a language's own part, or one of its named adapters.
+void AddAccount(const OwnerAccount& account, v1::OwnerParameters* owner) {
+  for (const auto& [component, tally] : account.components) {
+    const std::string name(model_loader::Name(component));
+    auto* components = owner->mutable_components();
+    auto found = std::find_if(components->begin(), components->end(),
+                              [&name](const v1::ComponentParameters& known) { return known.component() == name; });
+    v1::ComponentParameters& out = found == components->end() ? *owner->add_components() : *found;
+    out.set_component(name);
+    out.set_tensors(out.tensors() + static_cast<int32_t>(tally.tensors));
+    out.set_parameters(out.parameters() + tally.parameters);
+    out.set_file_bytes(out.file_bytes() + tally.bytes);
+    for (size_t i = 0; i < model_loader::kDTypes; ++i) {
+      if (tally.bytes_by_dtype[i] == 0) continue;
+      const auto dtype = static_cast<kernels::DType>(i);
+      const std::string dtype_name(kernels::Name(dtype));
+      auto* dtypes = out.mutable_dtypes();
+      auto known = std::find_if(dtypes->begin(), dtypes->end(),
+                                [&dtype_name](const v1::DTypeCount& count) { return count.dtype() == dtype_name; });
+      v1::DTypeCount& count = known == dtypes->end() ? *out.add_dtypes() : *known;
+      count.set_dtype(dtype_name);
+      count.set_bytes(count.bytes() + tally.bytes_by_dtype[i]);
+      count.set_elements(count.bytes() / static_cast<int64_t>(kernels::SizeOf(dtype)));
     }
-    for (const auto& [dtype, counts] : dtypes) {
-      v1::DTypeCount& count = *out.add_dtypes();
-      count.set_dtype(std::string(kernels::Name(dtype)));
-      count.set_elements(counts.first);
-      count.set_bytes(counts.second);
-    }
-    owner->set_parameters(owner->parameters() + out.parameters());
-    owner->set_file_bytes(owner->file_bytes() + out.file_bytes());
   }
+  owner->set_parameters(owner->parameters() + account.total.parameters);
+  owner->set_file_bytes(owner->file_bytes() + account.total.bytes);
+  owner->set_mapped_bytes(owner->mapped_bytes() + account.mapped_bytes);
+  owner->set_kernel_resident_bytes(owner->kernel_resident_bytes() + account.resident_bytes.value_or(0));
+  owner->set_formula_parameters(owner->formula_parameters() + account.formula.value_or(0));
+}
+
+void AddPlan(const char* name, const char* formula, const absl::StatusOr<int64_t>& parameters, int64_t independent,
+             v1::GetParameterStatsResponse* response) {
+  if (!parameters.ok()) return;  // exceeds 2^63 - 1: there is no number to tell
+  v1::PlanParameters& plan = *response->add_plans();
+  plan.set_plan(name);
+  plan.set_formula(formula);
+  plan.set_parameters(*parameters);
+  plan.set_saving(model_loader::SavingRatio(*parameters, independent));
+}
+
+void FillFormulas(const model_loader::ModelConfig& config, const Account& account, int32_t languages,
+                  v1::GetParameterStatsResponse* response) {
+  using model_loader::AttentionCount;
+  if (!account.saving.has_value()) return;
+  const Account::Saving& saving = *account.saving;
+  v1::SharingAccount& sharing = *response->mutable_sharing();
+  sharing.set_languages(languages);
+  sharing.set_independent_parameters(saving.independent_parameters);
+  sharing.set_parameters(account.total.parameters);
+  sharing.set_saving(saving.ratio);
+  sharing.set_attention_qkv(saving.attention_qkv);
+  sharing.set_independent_attention_qkv(saving.independent_attention_qkv);
+  sharing.set_attention_qkv_saving(saving.attention_ratio);
+  sharing.set_attention_qkvo(saving.attention_qkvo);
+  sharing.set_independent_attention_qkvo(saving.independent_attention_qkvo);
+  sharing.set_attention_qkvo_saving(
+      model_loader::SavingRatio(saving.attention_qkvo, saving.independent_attention_qkvo));
+  if (languages > 0) {
+    v1::LanguageCost& next = *response->mutable_next_language();
+    next.set_parameters(saving.next_language_parameters);
+    next.set_file_bytes(saving.next_language_bytes);
+    next.set_mapped_bytes(saving.next_language_mapped_bytes);
+  }
+
+  model_loader::PlanShape shape = model_loader::ShapeOf(config, {}, 0);
+  shape.languages = std::max<int64_t>(1, languages);
+  const int64_t independent = saving.independent_attention_qkv;
+  const AttentionCount count = AttentionCount::kQkv;
+  AddPlan("independent", "N*L*H*d*(2*d_k + d_v)", independent, independent, response);
+  AddPlan("shared", "L*H*d*(2*d_k + d_v)", model_loader::SharedAttention(shape, count), independent, response);
+  if (shape.language_heads > 0) {
+    AddPlan("hybrid_heads", "L*(H1 + N*H2)*d*(2*d_k + d_v)", model_loader::HybridHeadsAttention(shape, count),
+            independent, response);
+  }
+  if (shape.own_attention_blocks() > 0) {
+    AddPlan("hybrid_layers", "(L_s + N*L_o)*H*d*(2*d_k + d_v)", model_loader::HybridLayersAttention(shape, count),
+            independent, response);
+  }
+  AddPlan("model", "(L_s*(H1 + N*H2) + N*L_o*H)*d*(2*d_k + d_v)", saving.attention_qkv, independent, response);
+}
+
+// Parameters of a model and what is loaded of it, added up by the account; memory is not looked at.
+absl::StatusOr<int64_t> CountLoaded(const Model& model, absl::Span<const LanguageInfo> languages) {
+  model_loader::OwnerTensors shared;
+  shared.owner = "shared";
+  shared.tensors = model.shared_tensors();
+  std::vector<model_loader::OwnerTensors> owners;
+  for (const LanguageInfo& info : languages) {
+    if (info.loaded == nullptr) continue;
+    owners.push_back({info.code, "", info.loaded->tensors(), 0, std::nullopt, std::nullopt});
+    for (const std::string& name : info.loaded->adapter_names()) {
+      const auto adapter = info.loaded->FindAdapter(name);
+      if (adapter.ok()) owners.push_back({info.code, name, (*adapter)->tensors(), 0, std::nullopt, std::nullopt});
+    }
+  }
+  const absl::StatusOr<Account> account = model_loader::MakeAccount(shared, owners);
+  if (!account.ok()) return account.status();
+  return account->total.parameters;
 }
 
 std::string Hex(uint64_t checksum) { return absl::StrFormat("%016x", checksum); }
 
-int64_t ProcessResidentBytes() {
-  std::ifstream statm("/proc/self/statm");
-  int64_t total_pages = 0, resident_pages = 0;
-  statm >> total_pages >> resident_pages;
-  return resident_pages * sysconf(_SC_PAGESIZE);
+void FillLanguages(const LanguageStore& languages, v1::LanguageStats* out) {
+  for (const LanguageInfo& info : languages.List()) {
+    switch (info.state) {
+      case LanguageState::kCold:
+        out->set_cold(out->cold() + 1);
+        break;
+      case LanguageState::kLoading:
+        out->set_loading(out->loading() + 1);
+        break;
+      case LanguageState::kLoaded:
+        out->set_loaded(out->loaded() + 1);
+        break;
+      case LanguageState::kDraining:
+        out->set_draining(out->draining() + 1);
+        break;
+      case LanguageState::kFailed:
+        out->set_failed(out->failed() + 1);
+        break;
+    }
+  }
+  const LanguageStoreCounters counters = languages.counters();
+  out->set_loads(counters.loads);
+  out->set_failures(counters.failures);
+  out->set_evictions(counters.evictions);
+  out->set_waiting(counters.waiting);
+  out->set_used_bytes(counters.used_bytes);
+  out->set_budget_bytes(counters.budget_bytes);
 }
 
 void FillEngine(const Engine& engine, v1::EngineStats* out) {
@@ -137,25 +232,73 @@ absl::StatusOr<ModelHost*> ModelHosts::Find(absl::string_view name) const {
   return absl::NotFoundError(absl::StrCat("no model \"", ForMessage(name), "\"; this server has ", names));
 }
 
+absl::Status ModelHosts::Ready() const {
+  std::vector<std::string> waiting;
+  for (const auto& host : hosts_) {
+    if (!host->languages->ready()) waiting.push_back(host->name);
+  }
+  if (waiting.empty()) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat(
+      "languages that the model lists cannot be served: ", absl::StrJoin(waiting, ", "), "; ListLanguages tells why"));
+}
+
+int64_t ProcessResidentBytes() {
+  std::ifstream statm("/proc/self/statm");
+  int64_t total_pages = 0, resident_pages = 0;
+  statm >> total_pages >> resident_pages;
+  return resident_pages * sysconf(_SC_PAGESIZE);
+}
+
 v1::ListLanguagesResponse DescribeLanguages(const ModelHost& host) {
   v1::ListLanguagesResponse response;
   response.set_model(host.name);
-  for (const std::shared_ptr<const Language>& language : host.model->languages()) {
-    const model_loader::LanguageConfig& config = language->config();
-    v1::Language& out = *response.add_languages();
-    out.set_code(config.code);
-    out.set_name(config.name);
-    out.set_native_name(config.native_name);
-    out.set_script(config.script);
-    out.set_direction(config.direction.empty() ? "ltr" : config.direction);
-    for (const std::string& alias : config.aliases) out.add_aliases(alias);
-    out.set_vocabulary(language->weights().vocabulary);
-    out.set_parameters(CountParameters(language->tensors()));
-    out.set_state(v1::LANGUAGE_STATE_LOADED);
-    for (const std::string& name : language->adapter_names()) out.add_adapters(name);
-    out.set_default_adapter(std::string(NameOf(config.adapter.kind)));
-  }
+  for (const LanguageInfo& info : host.languages->List()) *response.add_languages() = DescribeLanguage(info);
   return response;
+}
+
+v1::Language DescribeLanguage(const LanguageInfo& info) {
+  const model_loader::LanguageConfig& config = info.plan.config;
+  v1::Language out;
+  out.set_code(info.code);
+  out.set_state(StateOf(info.state));
+  out.set_pinned(info.pinned);
+  out.set_leases(info.leases);
+  out.set_loads(info.loads);
+  out.set_last_load_seconds(absl::ToDoubleSeconds(info.last_load));
+  if (!info.failure.ok()) out.set_failure(ForMessage(info.failure.message(), kMaxMessageBytes));
+  if (config.code.empty()) return out;  // a folder that could not be read
+  out.set_name(config.name);
+  out.set_native_name(config.native_name);
+  out.set_script(config.script);
+  out.set_direction(config.direction.empty() ? "ltr" : config.direction);
+  for (const std::string& alias : config.aliases) out.add_aliases(alias);
+  out.set_vocabulary(info.plan.vocabulary);
+  out.set_parameters(info.plan.parameters);
+  out.set_memory_bytes(info.plan.memory_bytes());
+  for (const std::string& name : info.plan.adapters) out.add_adapters(name);
+  out.set_default_adapter(std::string(NameOf(config.adapter.kind)));
+  return out;
+}
+
+v1::ModelRescan Rescan(const ModelHost& host) {
+  const RescanResult found = host.languages->Rescan();
+  v1::ModelRescan out;
+  out.set_model(host.name);
+  for (const std::string& code : found.added) out.add_added(code);
+  for (const std::string& code : found.replaced) out.add_replaced(code);
+  for (const std::string& code : found.removed) out.add_removed(code);
+  for (const auto& [code, status] : found.broken) {
+    v1::BrokenLanguage& broken = *out.add_broken();
+    broken.set_language(code);
+    broken.set_failure(ForMessage(status.message(), kMaxMessageBytes));
+    spdlog::warn("{}: language {} is broken: {}", host.name, code, std::string(status.message()));
+  }
+  const auto list = [](const std::vector<std::string>& codes) {
+    return codes.empty() ? std::string("none") : absl::StrJoin(codes, " ");
+  };
+  spdlog::info("{}: rescanned; added {}; replaced {}; removed {}", host.name, list(found.added), list(found.replaced),
+               list(found.removed));
+  return out;
 }
 
 v1::GetModelInfoResponse DescribeModel(const ModelHost& host) {
@@ -211,73 +354,50 @@ v1::GetModelInfoResponse DescribeModel(const ModelHost& host) {
   }
   response.set_pooling(config.pooling.mode == model_loader::PoolingMode::kMean ? "mean" : "cls");
   response.set_normalize(config.pooling.normalize);
-  response.set_languages(static_cast<int32_t>(model.languages().size()));
-  int64_t parameters = CountParameters(model.shared_tensors());
-  for (const auto& language : model.languages()) parameters += CountParameters(AllTensors(*language));
+  const std::vector<LanguageInfo> languages = host.languages->List();
+  response.set_languages(static_cast<int32_t>(languages.size()));
+  int64_t parameters = CountLoaded(model, languages).value_or(0);
+  for (const LanguageInfo& info : languages) {
+    if (info.loaded == nullptr) parameters += info.plan.parameters;
+  }
   response.set_parameters(parameters);
   response.set_load_seconds(host.load_seconds);
   return response;
 }
 
-std::map<std::string, int64_t> ResidentBytes(std::istream& smaps, absl::string_view prefix) {
-  // A mapping begins with "START-END PERMS OFFSET DEV INODE   PATH" and goes on with lines such as "Rss:   12 kB".
-  std::map<std::string, int64_t> resident;
-  std::string line;
-  std::optional<std::string> name;
-  while (std::getline(smaps, line)) {
-    const absl::string_view view = line;
-    const size_t colon = view.find(':');
-    const size_t space = view.find(' ');
-    if (colon == absl::string_view::npos || space < colon) {
-      name.reset();
-      constexpr absl::string_view kMark = " /memfd:";
-      const size_t mark = view.find(kMark);
-      if (mark == absl::string_view::npos) continue;
-      const absl::string_view path = absl::StripSuffix(view.substr(mark + kMark.size()), " (deleted)");
-      if (absl::StartsWith(path, prefix)) name = std::string(path);
-    } else if (name && absl::StartsWith(view, "Rss:")) {
-      int64_t kilobytes = 0;
-      const absl::string_view value = absl::StripAsciiWhitespace(absl::StripSuffix(view.substr(4), "kB"));
-      if (absl::SimpleAtoi(value, &kilobytes)) resident[*name] += kilobytes * 1024;
-    }
-  }
-  return resident;
-}
-
-v1::GetParameterStatsResponse DescribeParameters(const ModelHost& host, bool checksums) {
+absl::StatusOr<v1::GetParameterStatsResponse> DescribeParameters(const ModelHost& host, bool checksums) {
   v1::GetParameterStatsResponse response;
   const Model& model = *host.model;
-  response.set_model(host.name);
-  const std::string prefix = absl::StrCat("koine:", model.config().name, ":");
-  std::ifstream smaps("/proc/self/smaps");
-  const std::map<std::string, int64_t> resident = ResidentBytes(smaps, prefix);
-  // A mapping "PREFIXowner" or "PREFIXowner:part" is of this owner.
-  const auto kernel_bytes = [&](const std::string& owner) {
-    int64_t sum = 0;
-    for (const auto& [name, bytes] : resident) {
-      const std::string full = prefix + owner;
-      if (name == full || absl::StartsWith(name, full + ":")) sum += bytes;
-    }
-    return sum;
-  };
+  const std::vector<LanguageInfo> languages = host.languages->List();
+  std::vector<std::shared_ptr<const Language>> loaded;
+  for (const LanguageInfo& info : languages) {
+    if (info.loaded != nullptr) loaded.push_back(info.loaded);
+  }
+  const absl::StatusOr<Account> account = model_loader::AccountOf(model, loaded);
+  if (!account.ok()) return absl::InternalError(absl::StrCat("the account fails: ", account.status().message()));
 
+  response.set_model(host.name);
   v1::OwnerParameters& shared = *response.add_owners();
   shared.set_owner("shared");
   shared.set_shared(true);
-  FillComponents(model.shared_tensors(), &shared);
+  shared.set_state(v1::LANGUAGE_STATE_LOADED);
+  AddAccount(account->shared, &shared);
   shared.set_resident_bytes(model.shared_resident_bytes());
-  shared.set_mapped_bytes(model.shared_mapped_bytes());
-  shared.set_kernel_resident_bytes(kernel_bytes("shared"));
   if (checksums) shared.set_checksum(Hex(model.shared_checksum()));
   response.set_shared_parameters(shared.parameters());
-  for (const std::shared_ptr<const Language>& language : model.languages()) {
+  for (const LanguageInfo& info : languages) {
     v1::OwnerParameters& owner = *response.add_owners();
-    owner.set_owner(language->code());
-    FillComponents(AllTensors(*language), &owner);
-    owner.set_resident_bytes(language->resident_bytes());
-    owner.set_mapped_bytes(language->mapped_bytes());
-    owner.set_kernel_resident_bytes(kernel_bytes(language->code()));
-    if (checksums) owner.set_checksum(Hex(language->checksum()));
+    owner.set_owner(info.code);
+    owner.set_state(StateOf(info.state));
+    if (info.loaded == nullptr) {
+      owner.set_parameters(info.plan.parameters);
+    } else {
+      for (const OwnerAccount& part : account->languages) {
+        if (part.owner == info.code) AddAccount(part, &owner);
+      }
+      owner.set_resident_bytes(info.loaded->resident_bytes());
+      if (checksums) owner.set_checksum(Hex(info.loaded->checksum()));
+    }
     response.set_language_parameters(response.language_parameters() + owner.parameters());
   }
   for (const v1::OwnerParameters& owner : response.owners()) {
@@ -287,6 +407,20 @@ v1::GetParameterStatsResponse DescribeParameters(const ModelHost& host, bool che
     response.set_mapped_bytes(response.mapped_bytes() + owner.mapped_bytes());
     response.set_kernel_resident_bytes(response.kernel_resident_bytes() + owner.kernel_resident_bytes());
   }
+  FillFormulas(model.config(), *account, static_cast<int32_t>(loaded.size()), &response);
+
+  v1::LanguageRoom& room = *response.mutable_room();
+  const LanguageStoreCounters counters = host.languages->counters();
+  if (counters.budget_bytes > 0) {
+    room.set_free_bytes(std::max<int64_t>(0, counters.budget_bytes - counters.used_bytes));
+    room.set_basis("language_memory");
+  } else {
+    const FreeMemory free = ReadFreeMemory();
+    room.set_free_bytes(free.bytes);
+    room.set_basis(free.basis);
+  }
+  const auto more = model_loader::MoreLanguagesThatFit(*account, room.free_bytes());
+  if (more.has_value()) room.set_languages(*more);
   return response;
 }
 
@@ -314,6 +448,7 @@ v1::GetServerStatsResponse DescribeServer(const ServerFacts& facts, const Reject
     out.set_queue_tokens_limit(host->queue->limits().max_tokens);
     out.set_permits_in_use(host->text->permits().items_in_use());
     out.set_permits_limit(host->text->permits().max_items());
+    FillLanguages(*host->languages, out.mutable_languages());
     if (host->engine != nullptr) {
       out.set_live_jobs(host->engine->live_jobs());
       FillEngine(*host->engine, out.mutable_engine());

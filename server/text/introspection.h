@@ -3,11 +3,9 @@
 #define KOINE_SERVER_TEXT_INTROSPECTION_H_
 
 #include <cstdint>
-#include <istream>
-#include <map>
 #include <string>
 
-#include "absl/strings/string_view.h"
+#include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "koine/v1/koine.pb.h"
 #include "server/text/fault.h"
@@ -15,11 +13,17 @@
 
 namespace koine::server {
 
+// Loads nothing.
 v1::ListLanguagesResponse DescribeLanguages(const ModelHost& host);
+v1::Language DescribeLanguage(const LanguageInfo& info);
 v1::GetModelInfoResponse DescribeModel(const ModelHost& host);
 
-// Reads /proc/self/smaps, and with `checksums` every parameter byte: not for callback threads.
-v1::GetParameterStatsResponse DescribeParameters(const ModelHost& host, bool checksums);
+// The account of model_loader/accounting, as a message. Reads /proc/self/smaps, and with `checksums` every parameter
+// byte: not for callback threads. INTERNAL if the account does not add up.
+absl::StatusOr<v1::GetParameterStatsResponse> DescribeParameters(const ModelHost& host, bool checksums);
+
+// LanguageStore::Rescan, logged, and its result as a message. Blocks; not for callback threads.
+v1::ModelRescan Rescan(const ModelHost& host);
 
 // What the transport knows.
 struct ServerFacts {
@@ -29,12 +33,9 @@ struct ServerFacts {
   int64_t finished_requests = 0;
   bool draining = false;
 };
+int64_t ProcessResidentBytes();
 v1::GetServerStatsResponse DescribeServer(const ServerFacts& facts, const Rejections& rejections,
                                           const ModelHosts& hosts);
-
-// Resident bytes (Rss) by mapping name, of mappings named "/memfd:NAME (deleted)" with NAME starting with `prefix`,
-// from text in the form of /proc/<pid>/smaps.
-std::map<std::string, int64_t> ResidentBytes(std::istream& smaps, absl::string_view prefix);
 
 }  // namespace koine::server
 

@@ -12,6 +12,7 @@
 #include "absl/types/span.h"
 #include "model_loader/model/model.h"
 #include "server/engine/engine.h"
+#include "server/languages/language_store.h"
 #include "server/schedule/queue.h"
 #include "server/text/text_service.h"
 
@@ -22,6 +23,7 @@ struct ModelHost {
   std::string name;  // what requests call it
   std::shared_ptr<const model_loader::Model> model;
   double load_seconds = 0;
+  std::unique_ptr<LanguageStore> languages;  // started
   std::unique_ptr<JobQueue> queue;
   std::unique_ptr<Engine> engine;
   std::unique_ptr<TextService> text;
@@ -36,6 +38,9 @@ class ModelHosts {
   // "" is the only model. NOT_FOUND naming the models there are; INVALID_ARGUMENT if "" leaves a choice.
   absl::StatusOr<ModelHost*> Find(absl::string_view name) const;
   absl::Span<const std::unique_ptr<ModelHost>> all() const { return hosts_; }
+
+  // OK if every model's languages are ready, else UNAVAILABLE naming the models whose are not.
+  absl::Status Ready() const;
 
  private:
   std::vector<std::unique_ptr<ModelHost>> hosts_;

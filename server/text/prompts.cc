@@ -5,12 +5,10 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 
 namespace koine::server {
 namespace {
 
-using model_loader::Language;
 using model_loader::LanguageConfig;
 using model_loader::Tokenizer;
 
@@ -37,10 +35,6 @@ absl::StatusOr<int32_t> PieceId(const std::string& element, const LanguageConfig
                                                       " does not have"));
   }
   return id;
-}
-
-bool Contains(const std::vector<std::string>& elements, absl::string_view element) {
-  return std::find(elements.begin(), elements.end(), element) != elements.end();
 }
 
 }  // namespace
@@ -80,51 +74,14 @@ absl::StatusOr<TargetPrompt> ResolveTarget(const model_loader::Prompt& prompt, c
   return resolved;
 }
 
-Prompts::Prompts(std::shared_ptr<const model_loader::Model> model)
-    : model_(std::move(model)),
-      source_names_target_(Contains(model_->config().prompt.source, "$target")),
-      target_names_source_(model_->config().prompt.decoder_start == "$source" ||
-                           Contains(model_->config().prompt.decoder_forced, "$source")) {}
-
-absl::StatusOr<std::unique_ptr<Prompts>> Prompts::Create(std::shared_ptr<const model_loader::Model> model) {
-  std::unique_ptr<Prompts> prompts(new Prompts(std::move(model)));
-  const model_loader::ModelConfig& config = prompts->model_->config();
-  for (const std::shared_ptr<const Language>& language : prompts->model_->languages()) {
-    absl::Status status = prompts->Source(*language, nullptr).status();
-    if (status.ok() && config.translates) {
-      status = prompts->Source(*language, language.get()).status();
-      if (status.ok()) status = prompts->Target(*language, *language).status();
-    }
-    if (!status.ok()) return status;
+absl::Status CheckPrompt(const model_loader::ModelConfig& config, const model_loader::Language& language) {
+  const LanguageConfig& own = language.config();
+  absl::Status status = ResolveSource(config.prompt, own, language.tokenizer(), nullptr).status();
+  if (status.ok() && config.translates) {
+    status = ResolveSource(config.prompt, own, language.tokenizer(), &own).status();
+    if (status.ok()) status = ResolveTarget(config.prompt, own, own, language.tokenizer()).status();
   }
-  return prompts;
-}
-
-absl::StatusOr<SourcePrompt> Prompts::Source(const Language& source, const Language* target) {
-  // Without "$target" one entry serves all targets.
-  const Pair key(&source, source_names_target_ ? target : nullptr);
-  absl::MutexLock lock(&mutex_);
-  auto found = sources_.find(key);
-  if (found == sources_.end()) {
-    found = sources_
-                .emplace(key, ResolveSource(model_->config().prompt, source.config(), source.tokenizer(),
-                                            target == nullptr ? nullptr : &target->config()))
-                .first;
-  }
-  return found->second;
-}
-
-absl::StatusOr<TargetPrompt> Prompts::Target(const Language& source, const Language& target) {
-  const Pair key(target_names_source_ ? &source : nullptr, &target);
-  absl::MutexLock lock(&mutex_);
-  auto found = targets_.find(key);
-  if (found == targets_.end()) {
-    found =
-        targets_
-            .emplace(key, ResolveTarget(model_->config().prompt, source.config(), target.config(), target.tokenizer()))
-            .first;
-  }
-  return found->second;
+  return status;
 }
 
 }  // namespace koine::server

@@ -3,14 +3,10 @@
 #define KOINE_SERVER_TEXT_PROMPTS_H_
 
 #include <cstdint>
-#include <map>
-#include <memory>
-#include <utility>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "absl/synchronization/mutex.h"
 #include "model_loader/format/config.h"
 #include "model_loader/model/model.h"
 #include "model_loader/tokenizer/tokenizer.h"
@@ -41,28 +37,8 @@ absl::StatusOr<TargetPrompt> ResolveTarget(const model_loader::Prompt& prompt,
                                            const model_loader::LanguageConfig& target,
                                            const model_loader::Tokenizer& target_tokenizer);
 
-// Prompts of one model, each resolved once. Thread-safe.
-class Prompts {
- public:
-  // Resolves every language with itself, so that a missing piece ends the start and not a request.
-  static absl::StatusOr<std::unique_ptr<Prompts>> Create(std::shared_ptr<const model_loader::Model> model);
-
-  absl::StatusOr<SourcePrompt> Source(const model_loader::Language& source, const model_loader::Language* target)
-      ABSL_LOCKS_EXCLUDED(mutex_);
-  absl::StatusOr<TargetPrompt> Target(const model_loader::Language& source, const model_loader::Language& target)
-      ABSL_LOCKS_EXCLUDED(mutex_);
-
- private:
-  explicit Prompts(std::shared_ptr<const model_loader::Model> model);
-  using Pair = std::pair<const model_loader::Language*, const model_loader::Language*>;
-
-  const std::shared_ptr<const model_loader::Model> model_;  // keeps the languages that are keys
-  const bool source_names_target_;
-  const bool target_names_source_;
-  absl::Mutex mutex_;
-  std::map<Pair, absl::StatusOr<SourcePrompt>> sources_ ABSL_GUARDED_BY(mutex_);
-  std::map<Pair, absl::StatusOr<TargetPrompt>> targets_ ABSL_GUARDED_BY(mutex_);
-};
+// What a model's prompt asks of a language, held against its vocabulary: resolves it from the language to itself.
+absl::Status CheckPrompt(const model_loader::ModelConfig& config, const model_loader::Language& language);
 
 }  // namespace koine::server
 

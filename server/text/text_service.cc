@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <map>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
 #include "server/text/options.h"
+#include "server/text/prompts.h"
 #include "server/text/utf8.h"
 
 namespace koine::server {
@@ -27,15 +29,15 @@ constexpr int64_t kSliceBytes = 64 << 10;
 // Codes and aliases are short; near ones are not searched for anything longer.
 constexpr size_t kMaxCodeBytes = 64;
 
-absl::StatusOr<std::shared_ptr<const Language>> FindLanguage(const Model& model, const std::string& code,
-                                                             std::string field) {
-  if (code.size() > kMaxCodeBytes) {
+// The canonical code of what a request calls a language; loads nothing.
+absl::StatusOr<std::string> FindLanguage(const LanguageStore& languages, const std::string& name, std::string field) {
+  if (name.size() > kMaxCodeBytes) {
     return InvalidField(std::move(field),
-                        absl::StrCat("\"", ForMessage(code, kMaxCodeBytes), "\" is no language code"));
+                        absl::StrCat("\"", ForMessage(name, kMaxCodeBytes), "\" is no language code"));
   }
-  absl::StatusOr<std::shared_ptr<const Language>> language = model.FindLanguage(code);
-  if (!language.ok()) return WithField(language.status(), std::move(field));
-  return language;
+  absl::StatusOr<std::string> code = languages.Find(name);
+  if (!code.ok()) return WithField(code.status(), std::move(field));
+  return code;
 }
 
 absl::StatusOr<const Adapter*> FindAdapter(const Language& language, const std::string& name) {
@@ -44,57 +46,28 @@ absl::StatusOr<const Adapter*> FindAdapter(const Language& language, const std::
   return language.FindAdapter(name);
 }
 
+// The same answer from the list of adapters, without loading the language.
+absl::Status CheckAdapter(const LanguageStore& languages, const std::string& code, const std::string& name) {
+  if (code.empty() || name.empty() || name == "none") return absl::OkStatus();
+  for (const LanguageInfo& info : languages.List()) {
+    if (info.code != code) continue;
+    const std::vector<std::string>& known = info.plan.adapters;
+    if (std::find(known.begin(), known.end(), name) != known.end()) return absl::OkStatus();
+  }
+  return absl::NotFoundError(
+      absl::StrCat("language ", code, " has no adapter \"", ForMessage(name, kMaxCodeBytes), "\""));
+}
+
 absl::Status MissingLanguage(std::string field) {
   return InvalidField(std::move(field), "is missing: name a language here or in the item");
 }
 
-// A language and adapter that a request names for all items, and how an item overrides them.
-class LanguageChoice {
- public:
-  // `role` is the field that names the language ("source"); null language if the request names none.
-  absl::Status Set(const Model& model, const std::string& code, const std::string& adapter, const char* role) {
-    role_ = role;
-    adapter_name_ = adapter;
-    if (code.empty()) return absl::OkStatus();
-    absl::StatusOr<std::shared_ptr<const Language>> found = FindLanguage(model, code, role);
-    if (!found.ok()) return found.status();
-    absl::StatusOr<const Adapter*> chosen = FindAdapter(**found, adapter);
-    if (!chosen.ok()) return chosen.status();
-    language_ = *std::move(found);
-    adapter_ = *chosen;
-    return absl::OkStatus();
-  }
-
-  // For one item, whose own fields may be empty.
-  absl::Status Choose(const Model& model, const std::string& code, const std::string& adapter, int item,
-                      std::shared_ptr<const Language>* language, const Adapter** chosen) const {
-    if (code.empty() && adapter.empty() && language_ != nullptr) {
-      *language = language_;
-      *chosen = adapter_;
-      return absl::OkStatus();
-    }
-    if (code.empty()) {
-      if (language_ == nullptr) return MissingLanguage(absl::StrCat("items[", item, "].", role_));
-      *language = language_;
-    } else {
-      absl::StatusOr<std::shared_ptr<const Language>> found =
-          FindLanguage(model, code, absl::StrCat("items[", item, "].", role_));
-      if (!found.ok()) return found.status();
-      *language = *std::move(found);
-    }
-    absl::StatusOr<const Adapter*> found = FindAdapter(**language, adapter.empty() ? adapter_name_ : adapter);
-    if (!found.ok()) return found.status();
-    *chosen = *found;
-    return absl::OkStatus();
-  }
-
-  bool given() const { return language_ != nullptr; }
-
- private:
-  const char* role_ = "";
-  std::string adapter_name_;
-  std::shared_ptr<const Language> language_;
-  const Adapter* adapter_ = nullptr;
+// A language and adapter that a request names for all items.
+struct LanguageChoice {
+  const char* role = "";  // the field that names the language
+  std::string code;       // canonical; empty if the request names none
+  std::string adapter;
+  int place = -1;  // among the call's languages
 };
 
 // What the model reads for one item.
@@ -187,24 +160,32 @@ class TextService::BatchCall : public Call, public std::enable_shared_from_this<
     items_ = static_cast<int>(items);
     jobs_.resize(static_cast<size_t>(items));
     results_.resize(static_cast<size_t>(items));
-    if (items == 0) return Complete();
-    service_.parts_.pool->Post([self = shared_from_this()] { self->RunSlice(0); });
+    failed_.resize(static_cast<size_t>(items));
+    if (items == 0) return End(CheckAdapters());
+    service_.parts_.pool->Post([self = shared_from_this()] { self->ResolveSlice(0); });
   }
 
   void Cancel(const absl::Status& status) override ABSL_LOCKS_EXCLUDED(mutex_) {
     std::vector<JobPtr> jobs;
+    uint64_t ticket = 0;
     {
       absl::MutexLock lock(&mutex_);
       if (ended_ || !cancelled_.ok()) return;
       cancelled_ = status;
       jobs = submitted_;
+      ticket = ticket_;
     }
+    if (ticket != 0) service_.parts_.languages->Cancel(ticket, status);
     if (!jobs.empty()) service_.parts_.queue->Cancel(jobs, status);
   }
 
  protected:
-  // Everything that concerns the request as a whole.
+  // Everything that concerns the request as a whole and needs no language in memory.
   virtual absl::Status CheckRequest() = 0;
+  // Item `i`'s languages to places among the call's. An error is the item's status.
+  virtual absl::Status Resolve(int i) = 0;
+  // The adapters that the request names, once its languages are there; or, without items, from what is known of them.
+  virtual absl::Status CheckAdapters() = 0;
   // Item `i` to a job; null if the item is answered without one. An error is the item's status.
   virtual absl::StatusOr<JobPtr> Prepare(int i) = 0;
   // After all items: OK if their reply can be sent. `tokens` is the sum over all jobs.
@@ -213,11 +194,63 @@ class TextService::BatchCall : public Call, public std::enable_shared_from_this<
   virtual void SetItemStatus(int i, const absl::Status& status) = 0;
   // Fills item i of the reply; an error becomes the item's status.
   virtual absl::Status Answer(int i, JobResult result) = 0;
+  // Tokens read and generated for an answered item.
+  virtual std::pair<int64_t, int64_t> Tokens(int i) const = 0;
   // The call's end. Exactly one of them, once.
   virtual void Reply() = 0;
   virtual void Fail(const absl::Status& status) = 0;
+  virtual const char* op() const = 0;
 
-  const Model& model() const { return *service_.model_; }
+  // Fills `choice` from the request's fields.
+  absl::Status Choose(const std::string& name, const std::string& adapter, const char* role, LanguageChoice* choice) {
+    choice->role = role;
+    choice->adapter = adapter;
+    if (name.empty()) return absl::OkStatus();
+    absl::StatusOr<std::string> code = FindLanguage(*service_.parts_.languages, name, role);
+    if (!code.ok()) return code.status();
+    choice->code = *std::move(code);
+    choice->place = Need(choice->code, true);
+    return absl::OkStatus();
+  }
+
+  // The place of the language for one item, whose own name may be empty.
+  absl::StatusOr<int> PlaceFor(const LanguageChoice& choice, const std::string& name, int item) {
+    if (name.empty()) {
+      if (choice.place < 0) return MissingLanguage(absl::StrCat("items[", item, "].", choice.role));
+      return choice.place;
+    }
+    ++names_found_;
+    absl::StatusOr<std::string> code =
+        FindLanguage(*service_.parts_.languages, name, absl::StrCat("items[", item, "].", choice.role));
+    if (!code.ok()) return code.status();
+    return Need(*code, false);
+  }
+
+  const std::string& CodeAt(int place) const { return languages_[static_cast<size_t>(place)].code; }
+
+  // The language at `place` and the adapter that an item, else the request, names. After the leases.
+  absl::Status Use(int place, const LanguageChoice& choice, const std::string& adapter,
+                   std::shared_ptr<const Language>* language, const Adapter** chosen) const {
+    const Needed& needed = languages_[static_cast<size_t>(place)];
+    if (!needed.failure.ok()) return needed.failure;
+    absl::StatusOr<const Adapter*> found = FindAdapter(*needed.lease, adapter.empty() ? choice.adapter : adapter);
+    if (!found.ok()) return found.status();
+    *language = needed.lease;
+    *chosen = *found;
+    return absl::OkStatus();
+  }
+
+  // The request's own adapter name.
+  absl::Status CheckAdapter(const LanguageChoice& choice) const {
+    if (choice.place < 0) return absl::OkStatus();
+    const Needed& needed = languages_[static_cast<size_t>(choice.place)];
+    if (needed.lease == nullptr) {
+      return server::CheckAdapter(*service_.parts_.languages, choice.code, choice.adapter);
+    }
+    return FindAdapter(*needed.lease, choice.adapter).status();
+  }
+
+  const Model& model() const { return service_.model(); }
   int64_t max_positions() const { return model().config().architecture.max_positions; }
   const RequestLimits& limits() const { return service_.options_.limits; }
   double Elapsed() const { return absl::ToDoubleSeconds(absl::Now() - arrival_); }
@@ -251,10 +284,101 @@ class TextService::BatchCall : public Call, public std::enable_shared_from_this<
     return absl::OkStatus();
   }
 
+  // A language that the call works with.
+  struct Needed {
+    std::string code;
+    bool by_request = false;  // its fault is the request's, not an item's
+    absl::Status failure;     // it cannot be had
+    LanguageLease lease;
+  };
+
+  int Need(const std::string& code, bool by_request) {
+    const auto [found, added] = places_.emplace(code, static_cast<int>(languages_.size()));
+    if (added) languages_.push_back({code, by_request, absl::OkStatus(), nullptr});
+    return found->second;
+  }
+
+  void ResolveSlice(int begin) {
+    names_found_ = 0;
+    int i = begin;
+    for (; i < items_ && names_found_ < kSliceItems; ++i) {
+      absl::Status alive = CheckAlive();
+      if (!alive.ok()) return End(alive);
+      const absl::Status resolved = Resolve(i);
+      if (resolved.ok()) continue;
+      failed_[static_cast<size_t>(i)] = true;
+      FailItem(i, resolved);
+    }
+    if (i == items_) return AcquireLanguages();
+    service_.parts_.pool->Post([self = shared_from_this(), i] { self->ResolveSlice(i); });
+  }
+
+  // What Acquire answers and what it returns may come in either order, on different threads: whoever comes second goes
+  // on with the call, so that nothing of it runs at the same time.
+  struct Leasing {
+    std::atomic<int> missing{2};
+    absl::StatusOr<std::vector<LanguageLease>> leases = absl::UnknownError("not yet");
+  };
+
+  void AcquireLanguages() ABSL_LOCKS_EXCLUDED(mutex_) {
+    std::vector<std::string> codes;
+    for (const Needed& needed : languages_) {
+      if (needed.failure.ok()) codes.push_back(needed.code);
+    }
+    if (codes.empty()) return RunSlice(0);
+    stage_ = Stage::kLanguage;
+    auto leasing = std::make_shared<Leasing>();
+    const uint64_t ticket = service_.parts_.languages->Acquire(
+        std::move(codes), deadline_,
+        [self = shared_from_this(), leasing](absl::StatusOr<std::vector<LanguageLease>> leases) {
+          leasing->leases = std::move(leases);
+          if (leasing->missing.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+          self->service_.parts_.pool->Post([self, leasing] { self->Leased(std::move(leasing->leases)); });
+        });
+    if (ticket != 0) {
+      absl::Status cancelled;
+      {
+        absl::MutexLock lock(&mutex_);
+        ticket_ = ticket;
+        cancelled = cancelled_;
+      }
+      // It came before there was a ticket to cancel.
+      if (!cancelled.ok()) service_.parts_.languages->Cancel(ticket, cancelled);
+    }
+    if (leasing->missing.fetch_sub(1, std::memory_order_acq_rel) == 1) Leased(std::move(leasing->leases));
+  }
+
+  void Leased(absl::StatusOr<std::vector<LanguageLease>> leases) ABSL_LOCKS_EXCLUDED(mutex_) {
+    {
+      absl::MutexLock lock(&mutex_);
+      ticket_ = 0;
+    }
+    if (!leases.ok()) {
+      absl::Status status = leases.status();
+      const auto culprit = places_.find(TakeFailedLanguage(&status));
+      if (EndsCall(status) || culprit == places_.end()) return End(status);
+      Needed& needed = languages_[static_cast<size_t>(culprit->second)];
+      if (needed.by_request || !needed.failure.ok()) return End(status);
+      // Its items fail; the others need the rest. Nothing is held meanwhile, so that calls cannot block each other.
+      needed.failure = std::move(status);
+      service_.parts_.pool->Post([self = shared_from_this()] { self->AcquireLanguages(); });
+      return;
+    }
+    auto lease = leases->begin();
+    for (Needed& needed : languages_) {
+      if (needed.failure.ok()) needed.lease = std::move(*lease++);
+    }
+    stage_ = Stage::kTokenize;
+    const absl::Status adapters = CheckAdapters();
+    if (!adapters.ok()) return End(adapters);
+    RunSlice(0);
+  }
+
   void RunSlice(int begin) {
     int64_t bytes = 0;
     int i = begin;
     for (; i < items_ && i - begin < kSliceItems && bytes < kSliceBytes; ++i) {
+      if (failed_[static_cast<size_t>(i)]) continue;
       absl::Status alive = CheckAlive();
       if (!alive.ok()) return End(alive);
       bytes += static_cast<int64_t>(ItemBytes(i));
@@ -296,6 +420,7 @@ class TextService::BatchCall : public Call, public std::enable_shared_from_this<
     if (!status.ok()) return DropJobs(std::move(jobs), status);
     if (jobs.empty()) return Complete();
     pending_.store(jobs.size(), std::memory_order_relaxed);
+    stage_ = Stage::kQueue;
     {
       // From here Cancel reaches the jobs, also when it comes before Submit: a cancelled job leaves the queue unrun.
       absl::MutexLock lock(&mutex_);
@@ -342,8 +467,14 @@ class TextService::BatchCall : public Call, public std::enable_shared_from_this<
     if (!status.ok()) return End(status);
     for (const size_t i : waits_) {
       const int item = static_cast<int>(i);
+      const absl::Duration queued = results_[i].queued, computed = results_[i].computed;
       absl::Status answered = results_[i].status.ok() ? Answer(item, std::move(results_[i])) : results_[i].status;
-      if (!answered.ok()) FailItem(item, answered);
+      if (!answered.ok()) {
+        FailItem(item, answered);
+      } else if (service_.parts_.observer != nullptr) {
+        const auto [in, out] = Tokens(item);
+        service_.parts_.observer->ItemDone(op(), queued, computed, in, out);
+      }
     }
     End(absl::OkStatus());
   }
@@ -354,8 +485,14 @@ class TextService::BatchCall : public Call, public std::enable_shared_from_this<
       ended_ = true;
       submitted_.clear();
     }
-    // Before the answer: whoever has it may count on the room.
+    if (service_.parts_.observer != nullptr && (absl::IsCancelled(status) || absl::IsDeadlineExceeded(status))) {
+      const bool computed = std::any_of(results_.begin(), results_.end(),
+                                        [](const JobResult& result) { return result.computed > absl::ZeroDuration(); });
+      service_.parts_.observer->Cancelled(computed ? Stage::kCompute : stage_);
+    }
+    // Before the answer: whoever has it may count on the room and on the languages' being free.
     permit_.Release();
+    languages_.clear();
     if (status.ok()) {
       Reply();
     } else {
@@ -365,14 +502,20 @@ class TextService::BatchCall : public Call, public std::enable_shared_from_this<
 
   Permit permit_;
   int items_ = 0;
-  std::vector<JobPtr> jobs_;        // by item, until Submit
-  std::vector<size_t> waits_;       // items that have a job
+  std::vector<JobPtr> jobs_;   // by item, until Submit
+  std::vector<size_t> waits_;  // items that have a job
+  std::vector<bool> failed_;   // by item: its language is unknown
+  std::vector<Needed> languages_;
+  std::map<std::string, int> places_;  // of codes in languages_
+  int names_found_ = 0;                // by the running slice
+  Stage stage_ = Stage::kTokenize;
   std::vector<JobResult> results_;  // by item
   std::atomic<size_t> pending_{0};
 
   mutable absl::Mutex mutex_;
   absl::Status cancelled_ ABSL_GUARDED_BY(mutex_);
   std::vector<JobPtr> submitted_ ABSL_GUARDED_BY(mutex_);
+  uint64_t ticket_ ABSL_GUARDED_BY(mutex_) = 0;  // of the leases that the call waits for
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
@@ -391,11 +534,11 @@ class TextService::TranslateCall final : public BatchCall {
     absl::StatusOr<CheckedTranslateOptions> options = CheckOptions(request_->options(), limits());
     if (!options.ok()) return options.status();
     options_ = *std::move(options);
-    absl::Status status = source_.Set(model(), request_->source(), request_->source_adapter(), "source");
-    if (status.ok()) status = target_.Set(model(), request_->target(), request_->target_adapter(), "target");
+    absl::Status status = Choose(request_->source(), request_->source_adapter(), "source", &source_);
+    if (status.ok()) status = Choose(request_->target(), request_->target_adapter(), "target", &target_);
     if (!status.ok()) return status;
-    bool source_named = request_->items().empty() || source_.given();
-    bool target_named = request_->items().empty() || target_.given();
+    bool source_named = request_->items().empty() || source_.place >= 0;
+    bool target_named = request_->items().empty() || target_.place >= 0;
     for (const v1::TranslateItem& item : request_->items()) {
       if (item.target_prefix_ids_size() > 0) return RefusedOption("items.target_prefix_ids", "leave it out");
       source_named |= !item.source().empty();
@@ -406,8 +549,33 @@ class TextService::TranslateCall final : public BatchCall {
     response_.set_model(service_.name_);
     response_.mutable_results()->Reserve(request_->items_size());
     for (int i = 0; i < request_->items_size(); ++i) response_.add_results();
+    places_of_.resize(static_cast<size_t>(request_->items_size()));
     targets_.resize(static_cast<size_t>(request_->items_size()));
     return absl::OkStatus();
+  }
+
+  absl::Status Resolve(int i) override {
+    const v1::TranslateItem& item = request_->items(i);
+    v1::TranslateResult& result = *response_.mutable_results(i);
+    absl::StatusOr<int> source = PlaceFor(source_, item.source(), i);
+    if (!source.ok()) return source.status();
+    result.set_source(CodeAt(*source));
+    absl::StatusOr<int> target = PlaceFor(target_, item.target(), i);
+    if (!target.ok()) return target.status();
+    result.set_target(CodeAt(*target));
+    places_of_[static_cast<size_t>(i)] = {*source, *target};
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckAdapters() override {
+    absl::Status status = CheckAdapter(source_);
+    return status.ok() ? CheckAdapter(target_) : status;
+  }
+
+  const char* op() const override { return "Translate"; }
+
+  std::pair<int64_t, int64_t> Tokens(int i) const override {
+    return {response_.results(i).input_tokens(), response_.results(i).output_tokens()};
   }
 
   size_t ItemBytes(int i) const override { return request_->items(i).text().size(); }
@@ -416,20 +584,18 @@ class TextService::TranslateCall final : public BatchCall {
     const v1::TranslateItem& item = request_->items(i);
     v1::TranslateResult& result = *response_.mutable_results(i);
     auto job = std::make_shared<Job>();
-    absl::Status status =
-        source_.Choose(model(), item.source(), item.source_adapter(), i, &job->source, &job->source_adapter);
+    const auto [source, target] = places_of_[static_cast<size_t>(i)];
+    absl::Status status = Use(source, source_, item.source_adapter(), &job->source, &job->source_adapter);
+    if (status.ok()) status = Use(target, target_, item.target_adapter(), &job->target, &job->target_adapter);
     if (!status.ok()) return status;
-    result.set_source(job->source->code());
-    status = target_.Choose(model(), item.target(), item.target_adapter(), i, &job->target, &job->target_adapter);
-    if (!status.ok()) return status;
-    result.set_target(job->target->code());
     const std::string field = absl::StrCat("items[", i, "].", item.source_ids().empty() ? "text" : "source_ids");
     absl::StatusOr<SourceTokens> tokens;
     if (!item.source_ids().empty()) {
       if (!item.text().empty()) return InvalidField(field, "comes with text: send one of them");
       tokens = CheckIds(item.source_ids(), *job->source, max_positions(), field);
     } else if (!IsBlank(item.text())) {
-      absl::StatusOr<SourcePrompt> prompt = service_.prompts_->Source(*job->source, job->target.get());
+      absl::StatusOr<SourcePrompt> prompt = ResolveSource(model().config().prompt, job->source->config(),
+                                                          job->source->tokenizer(), &job->target->config());
       if (!prompt.ok()) return prompt.status();
       tokens = Tokenize(item.text(), *job->source, *prompt, max_positions(), limits().max_characters, options_.truncate,
                         field);
@@ -446,7 +612,8 @@ class TextService::TranslateCall final : public BatchCall {
       result.set_zero_shot(zero_shot);
       return nullptr;
     }
-    absl::StatusOr<TargetPrompt> prompt = service_.prompts_->Target(*job->source, *job->target);
+    absl::StatusOr<TargetPrompt> prompt =
+        ResolveTarget(model().config().prompt, job->source->config(), job->target->config(), job->target->tokenizer());
     if (!prompt.ok()) return prompt.status();
     job->task = Job::Task::kTranslate;
     job->source_ids = std::move(tokens->ids);
@@ -463,7 +630,7 @@ class TextService::TranslateCall final : public BatchCall {
     if (options_.return_ids) {
       result.mutable_source_ids()->Assign(job->source_ids.begin(), job->source_ids.end());
     }
-    targets_[static_cast<size_t>(i)] = job->target;
+    targets_[static_cast<size_t>(i)] = job->target.get();
     return job;
   }
 
@@ -525,7 +692,8 @@ class TextService::TranslateCall final : public BatchCall {
   TranslateDone done_;
   CheckedTranslateOptions options_;
   LanguageChoice source_, target_;
-  std::vector<std::shared_ptr<const Language>> targets_;  // by item; null without a job
+  std::vector<std::pair<int, int>> places_of_;  // by item: of source and target
+  std::vector<const Language*> targets_;        // by item; null without a job. The call's leases keep them
   v1::TranslateResponse response_;
 };
 
@@ -544,17 +712,32 @@ class TextService::EncodeCall final : public BatchCall {
         CheckOptions(request_->options(), d_model(), model().config().pooling.normalize);
     if (!options.ok()) return options.status();
     options_ = *options;
-    absl::Status status = language_.Set(model(), request_->language(), request_->adapter(), "language");
+    absl::Status status = Choose(request_->language(), request_->adapter(), "language", &language_);
     if (!status.ok()) return status;
-    const bool named = request_->items().empty() || language_.given() ||
+    const bool named = request_->items().empty() || language_.place >= 0 ||
                        std::any_of(request_->items().begin(), request_->items().end(),
                                    [](const v1::EncodeItem& item) { return !item.language().empty(); });
     if (!named) return MissingLanguage("language");
     response_.set_model(service_.name_);
     response_.set_dimensions(d_model());
     for (int i = 0; i < request_->items_size(); ++i) response_.add_results();
+    places_of_.resize(static_cast<size_t>(request_->items_size()));
     return absl::OkStatus();
   }
+
+  absl::Status Resolve(int i) override {
+    absl::StatusOr<int> place = PlaceFor(language_, request_->items(i).language(), i);
+    if (!place.ok()) return place.status();
+    response_.mutable_results(i)->set_language(CodeAt(*place));
+    places_of_[static_cast<size_t>(i)] = *place;
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckAdapters() override { return CheckAdapter(language_); }
+
+  const char* op() const override { return "Encode"; }
+
+  std::pair<int64_t, int64_t> Tokens(int i) const override { return {response_.results(i).input_tokens(), 0}; }
 
   size_t ItemBytes(int i) const override { return request_->items(i).text().size(); }
 
@@ -563,9 +746,8 @@ class TextService::EncodeCall final : public BatchCall {
     v1::EncodeResult& result = *response_.mutable_results(i);
     auto job = std::make_shared<Job>();
     absl::Status status =
-        language_.Choose(model(), item.language(), item.adapter(), i, &job->source, &job->source_adapter);
+        Use(places_of_[static_cast<size_t>(i)], language_, item.adapter(), &job->source, &job->source_adapter);
     if (!status.ok()) return status;
-    result.set_language(job->source->code());
     const std::string field = absl::StrCat("items[", i, "].", item.ids().empty() ? "text" : "ids");
     absl::StatusOr<SourceTokens> tokens;
     if (!item.ids().empty()) {
@@ -573,7 +755,8 @@ class TextService::EncodeCall final : public BatchCall {
       tokens = CheckIds(item.ids(), *job->source, max_positions(), field);
     } else {
       if (IsBlank(item.text())) return InvalidField(field, "is blank: a blank text has no vector");
-      absl::StatusOr<SourcePrompt> prompt = service_.prompts_->Source(*job->source, nullptr);
+      absl::StatusOr<SourcePrompt> prompt =
+          ResolveSource(model().config().prompt, job->source->config(), job->source->tokenizer(), nullptr);
       if (!prompt.ok()) return prompt.status();
       tokens = Tokenize(item.text(), *job->source, *prompt, max_positions(), limits().max_characters, options_.truncate,
                         field);
@@ -640,20 +823,18 @@ class TextService::EncodeCall final : public BatchCall {
   EncodeDone done_;
   CheckedEncodeOptions options_;
   LanguageChoice language_;
+  std::vector<int> places_of_;  // by item
   v1::EncodeResponse response_;
 };
 
-TextService::TextService(std::string name, std::shared_ptr<const Model> model, Parts parts,
-                         const TextServiceOptions& options, std::unique_ptr<Prompts> prompts)
+TextService::TextService(std::string name, Parts parts, const TextServiceOptions& options)
     : name_(std::move(name)),
-      model_(std::move(model)),
       parts_(std::move(parts)),
       options_(options),
-      prompts_(std::move(prompts)),
       permits_(options.max_inflight_items, options.max_inflight_bytes) {}
 
-absl::StatusOr<std::unique_ptr<TextService>> TextService::Create(std::string name, std::shared_ptr<const Model> model,
-                                                                 Parts parts, const TextServiceOptions& options) {
+absl::StatusOr<std::unique_ptr<TextService>> TextService::Create(std::string name, Parts parts,
+                                                                 const TextServiceOptions& options) {
   const RequestLimits& limits = options.limits;
   // A request within the limits must be one that can be admitted when nothing else is there.
   if (limits.max_items > std::min(options.max_inflight_items, parts.queue->limits().max_items)) {
@@ -665,13 +846,12 @@ absl::StatusOr<std::unique_ptr<TextService>> TextService::Create(std::string nam
     return absl::InvalidArgumentError(absl::StrCat("a request may have ", limits.max_message_bytes, " bytes, but only ",
                                                    options.max_inflight_bytes, " may be in flight"));
   }
-  if (model->languages().empty()) {
-    return absl::FailedPreconditionError(absl::StrCat("model ", name, " has no languages"));
+  for (const LanguageInfo& info : parts.languages->List()) {
+    if (info.loaded == nullptr) continue;
+    absl::Status prompt = CheckPrompt(parts.languages->model().config(), *info.loaded);
+    if (!prompt.ok()) return prompt;
   }
-  absl::StatusOr<std::unique_ptr<Prompts>> prompts = Prompts::Create(model);
-  if (!prompts.ok()) return prompts.status();
-  return std::unique_ptr<TextService>(
-      new TextService(std::move(name), std::move(model), std::move(parts), options, *std::move(prompts)));
+  return std::unique_ptr<TextService>(new TextService(std::move(name), std::move(parts), options));
 }
 
 std::shared_ptr<Call> TextService::Translate(std::unique_ptr<v1::TranslateRequest> request, absl::Time deadline,

@@ -1,6 +1,8 @@
 // Messages in, messages out: validates requests, turns texts into jobs, and answers into texts. Knows no transport.
 //
 //   Translate/Encode   checks the request and takes permits, on the caller's thread; never blocks
+//     -> text workers  find out which languages the items need and ask for leases of them
+//     -> (the language store's thread, where one must be loaded first)
 //     -> text workers  tokenise item by item; when all are done, one Submit for the whole request
 //     -> engine        runs the jobs
 //     -> text workers  detokenise, fill the reply, give the permits back, call `done`
@@ -17,11 +19,12 @@
 #include "absl/time/time.h"
 #include "koine/v1/koine.pb.h"
 #include "model_loader/model/model.h"
+#include "server/languages/language_store.h"
 #include "server/schedule/queue.h"
 #include "server/text/fault.h"
 #include "server/text/limits.h"
+#include "server/text/observer.h"
 #include "server/text/permits.h"
-#include "server/text/prompts.h"
 #include "server/text/worker_pool.h"
 
 namespace koine::server {
@@ -30,8 +33,9 @@ namespace koine::server {
 class Call {
  public:
   virtual ~Call() = default;
-  // Ends the call with `status` as soon as the engine lets go of its jobs: those that wait leave the queue at once,
-  // those that run stop between two steps. Without effect if the call has ended. Never blocks; any thread.
+  // Ends the call with `status` as soon as the engine lets go of its jobs: those that wait, for a language or in the
+  // queue, leave at once, those that run stop between two steps. Without effect if the call has ended. Never blocks;
+  // any thread.
   virtual void Cancel(const absl::Status& status) = 0;
 };
 
@@ -45,16 +49,17 @@ class TextService {
   struct Parts {
     JobQueue* queue = nullptr;
     WorkerPool* pool = nullptr;
-    Rejections* rejections = nullptr;  // counts items that fail; callers count whole requests
+    LanguageStore* languages = nullptr;  // started
+    Rejections* rejections = nullptr;    // counts items that fail; callers count whole requests
+    Observer* observer = nullptr;        // may be null
     // Engine::CheckFits: INVALID_ARGUMENT for a job that could never run.
     std::function<absl::Status(const Job&)> check_fits;
   };
 
-  // `name` is what requests call the model. FAILED_PRECONDITION if a language's vocabulary lacks a piece that the
-  // model's prompt needs.
-  static absl::StatusOr<std::unique_ptr<TextService>> Create(std::string name,
-                                                             std::shared_ptr<const model_loader::Model> model,
-                                                             Parts parts, const TextServiceOptions& options);
+  // `name` is what requests call the model. FAILED_PRECONDITION if the vocabulary of a language that is loaded now
+  // lacks a piece that the model's prompt needs; of one that loads later, the requests that use it get that error.
+  static absl::StatusOr<std::unique_ptr<TextService>> Create(std::string name, Parts parts,
+                                                             const TextServiceOptions& options);
 
   // `done` is called exactly once: maybe before the function returns, else on a text worker. Past `deadline` the call
   // ends with DEADLINE_EXCEEDED. Errors carry details (fault.h).
@@ -63,7 +68,7 @@ class TextService {
   std::shared_ptr<Call> Encode(std::unique_ptr<v1::EncodeRequest> request, absl::Time deadline, EncodeDone done);
 
   const std::string& name() const { return name_; }
-  const model_loader::Model& model() const { return *model_; }
+  const model_loader::Model& model() const { return parts_.languages->model(); }
   const TextServiceOptions& options() const { return options_; }
   const PermitPool& permits() const { return permits_; }
 
@@ -71,14 +76,11 @@ class TextService {
   class BatchCall;
   class TranslateCall;
   class EncodeCall;
-  TextService(std::string name, std::shared_ptr<const model_loader::Model> model, Parts parts,
-              const TextServiceOptions& options, std::unique_ptr<Prompts> prompts);
+  TextService(std::string name, Parts parts, const TextServiceOptions& options);
 
   const std::string name_;
-  const std::shared_ptr<const model_loader::Model> model_;
   const Parts parts_;
   const TextServiceOptions options_;
-  const std::unique_ptr<Prompts> prompts_;
   PermitPool permits_;
 };
 

@@ -36,7 +36,7 @@ trap 'exit 130' INT TERM
 # start_server PRECISION: sets server_pid and address. The server chooses a free port and logs it.
 start_server() {
   local log=$output/server-$1.log end=$((SECONDS + 60))
-  "$server" --model "$model" --precision "$1" --listen 127.0.0.1:0 --drain-delay 0 >"$log" 2>&1 &
+  "$server" --model "$model" --precision "$1" --listen 127.0.0.1:0 --http off --drain-delay 0 >"$log" 2>&1 &
   server_pid=$!
   while kill -0 "$server_pid" 2>/dev/null && [[ $SECONDS -lt $end ]]; do
     address=$(sed -n 's/.*listening on \([^ ]*:[0-9][0-9]*\).*/\1/p' "$log" | tail -n 1)

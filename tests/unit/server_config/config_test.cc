@@ -62,6 +62,10 @@ TEST_F(ConfigTest, DefaultsAreTheDocumentedOnes) {
   EXPECT_EQ(config.queue_items, 4096);
   EXPECT_EQ(config.queue_tokens, 262'144);
   EXPECT_EQ(config.listen, "0.0.0.0:50051");
+  EXPECT_EQ(config.http, "0.0.0.0:8080");
+  EXPECT_EQ(config.language_memory, 0);
+  EXPECT_TRUE(config.pinned.empty());
+  EXPECT_FALSE(config.admin);
   EXPECT_TRUE(config.reflection);
   EXPECT_EQ(config.drain_delay, absl::Seconds(5));
   EXPECT_EQ(config.drain_timeout, absl::Seconds(30));
@@ -114,9 +118,22 @@ TEST_F(ConfigTest, EveryFlagArrives) {
                                      "--max-connection-age",
                                      "60",
                                      "--inflight-bytes",
-                                     "2GiB"});
+                                     "2GiB",
+                                     "--http",
+                                     "127.0.0.1:0",
+                                     "--language-memory",
+                                     "3GiB",
+                                     "--pin",
+                                     "de",
+                                     "--pin",
+                                     "a=fr",
+                                     "--admin"});
   ASSERT_FALSE(parsed.exit) << parsed.text;
   const Config& config = parsed.config;
+  EXPECT_EQ(config.http, "127.0.0.1:0");
+  EXPECT_EQ(config.language_memory, int64_t{3} << 30);
+  EXPECT_THAT(config.pinned, ::testing::ElementsAre("de", "a=fr"));
+  EXPECT_TRUE(config.admin);
   ASSERT_EQ(config.models.size(), 2U);
   EXPECT_EQ(config.models[0].name, "a");
   EXPECT_EQ(config.models[0].directory, "x/y");
@@ -193,8 +210,7 @@ TEST_F(ConfigTest, MistakesAreNamed) {
       {{"--model", "a="}, "folder is missing"},
       {{"--model", "n=a", "--model", "n=b"}, "two models are called n"},
       {{"--model", "a", "--precision", "int8"}, "int8"},
-      {{"--model", "a", "--http", ":8080"}, "--http"},
-      {{"--model", "a", "--language-memory", "1GiB"}, "--language-memory"},
+      {{"--model", "a", "--language-memory", "-1"}, "--language-memory"},
   };
   for (const auto& [arguments, expected] : mistakes) {
     const ParsedConfig parsed = Parse(arguments);
@@ -203,6 +219,25 @@ TEST_F(ConfigTest, MistakesAreNamed) {
     EXPECT_THAT(parsed.text, HasSubstr(expected));
     EXPECT_EQ(std::count(parsed.text.begin(), parsed.text.end(), '\n'), 1) << parsed.text;
   }
+}
+
+TEST_F(ConfigTest, OffSwitchesHttpOffAndZeroTheLanguageBudget) {
+  const ParsedConfig parsed = Parse({"--model", "a", "--http", "off", "--language-memory", "0"});
+  ASSERT_FALSE(parsed.exit) << parsed.text;
+  EXPECT_EQ(parsed.config.http, "");
+  EXPECT_EQ(parsed.config.language_memory, 0);
+}
+
+TEST_F(ConfigTest, LanguageOptionsComeFromTheEnvironmentAndTheFile) {
+  Set("KOINE_PIN", "de;fr");
+  Set("KOINE_LANGUAGE_MEMORY", "1GiB");
+  const std::string file = Write("koine.toml", "admin = true\nhttp = \"127.0.0.1:9\"\nlanguage-memory = \"2GiB\"\n");
+  const ParsedConfig parsed = Parse({"--model", "a", "--config", file.c_str()});
+  ASSERT_FALSE(parsed.exit) << parsed.text;
+  EXPECT_THAT(parsed.config.pinned, ::testing::ElementsAre("de", "fr"));
+  EXPECT_TRUE(parsed.config.admin);
+  EXPECT_EQ(parsed.config.http, "127.0.0.1:9");
+  EXPECT_EQ(parsed.config.language_memory, int64_t{2} << 30) << "the file wins over the environment";
 }
 
 TEST_F(ConfigTest, AnUnknownKeyOfTheFileIsAnError) {

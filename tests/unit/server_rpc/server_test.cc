@@ -36,6 +36,8 @@ class ServerTest : public ::testing::Test {
     host->name = "demo";
     host->model = testing::LoadModel("deploy/demo_model", kernels::Precision::kF32);
     ASSERT_NE(host->model, nullptr);
+    host->languages = std::make_unique<LanguageStore>(host->model, LanguageStoreOptions{});
+    ASSERT_TRUE(host->languages->Start().ok());
     host->queue = std::make_unique<JobQueue>(queue);
     queue_ = host->queue.get();
     if (real_engine) {
@@ -47,8 +49,9 @@ class ServerTest : public ::testing::Test {
     TextService::Parts parts;
     parts.queue = queue_;
     parts.pool = &pool_;
+    parts.languages = host->languages.get();
     parts.rejections = &rejections_;
-    auto service = TextService::Create("demo", host->model, std::move(parts), text);
+    auto service = TextService::Create("demo", std::move(parts), text);
     ASSERT_TRUE(service.ok()) << service.status();
     host->text = *std::move(service);
     std::vector<std::unique_ptr<ModelHost>> hosts;
@@ -127,6 +130,16 @@ class ServerTest : public ::testing::Test {
     return response;
   }
 
+  // A call ends for the server a moment after its caller has the answer, also the one that asks.
+  v1::GetServerStatsResponse StatsOfAQuietServer() {
+    v1::GetServerStatsResponse stats = Stats();
+    for (int i = 0; i < 1000 && stats.inflight_requests() > 1; ++i) {
+      absl::SleepFor(absl::Milliseconds(5));
+      stats = Stats();
+    }
+    return stats;
+  }
+
   bool WaitForQueue(int64_t items) {
     for (int i = 0; i < 10'000; ++i) {
       if (queue_->gauges().items == items) return true;
@@ -189,9 +202,7 @@ TEST_F(ServerTest, AnswersEveryMethod) {
     ASSERT_TRUE(stub_->GetParameterStats(&context, {}, &response).ok());
     EXPECT_EQ(response.owners_size(), 9);
   }
-  // A call ends for the server a moment after its caller has the answer.
-  for (int i = 0; i < 1000 && Stats().inflight_requests() > 1; ++i) absl::SleepFor(absl::Milliseconds(5));
-  const v1::GetServerStatsResponse stats = Stats();
+  const v1::GetServerStatsResponse stats = StatsOfAQuietServer();
   EXPECT_EQ(stats.version(), "1.2.3");
   EXPECT_EQ(stats.inflight_requests(), 1);  // itself
   EXPECT_GE(stats.finished_requests(), 4);
@@ -340,8 +351,7 @@ TEST_F(ServerTest, ManyImpatientCallersLeaveNothingBehind) {
   }
   for (std::thread& caller : callers) caller.join();
   EXPECT_TRUE(Translate(Request()).ok());
-  for (int i = 0; i < 1000 && Stats().inflight_requests() > 1; ++i) absl::SleepFor(absl::Milliseconds(5));
-  const v1::GetServerStatsResponse stats = Stats();
+  const v1::GetServerStatsResponse stats = StatsOfAQuietServer();
   EXPECT_EQ(stats.inflight_requests(), 1);
   EXPECT_EQ(stats.models(0).permits_in_use(), 0);
   EXPECT_EQ(stats.models(0).queue_items(), 0);

@@ -48,6 +48,12 @@ class FakeEngine {
     absl::MutexLock lock(&mutex_);
     return seen_;
   }
+  // Lets go of the jobs seen so far, and of what they hold.
+  void Forget() ABSL_LOCKS_EXCLUDED(mutex_) {
+    std::vector<JobPtr> seen;
+    absl::MutexLock lock(&mutex_);
+    seen.swap(seen_);
+  }
   bool WaitForSeen(size_t count) const ABSL_LOCKS_EXCLUDED(mutex_) {
     absl::MutexLock lock(&mutex_);
     const auto enough = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return seen_.size() >= count; };

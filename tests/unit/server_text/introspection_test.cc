@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <memory>
-#include <sstream>
 #include <string>
 
 #include "tests/support/harness.h"
@@ -14,21 +13,24 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::Pair;
 
 class Introspection : public ::testing::Test {
  protected:
   void SetUp() override {
     host_ = std::make_unique<ModelHost>();
     host_->name = "demo";
-    host_->model = testing::LoadModel("deploy/demo_model", kernels::Precision::kF32);
-    ASSERT_NE(host_->model, nullptr);
+    auto model = model_loader::Model::Open(testing::SourcePath("deploy/demo_model"), {});
+    ASSERT_TRUE(model.ok()) << model.status();
+    host_->model = *std::move(model);
+    host_->languages = std::make_unique<LanguageStore>(host_->model, LanguageStoreOptions{});
+    ASSERT_TRUE(host_->languages->Start().ok());
     host_->queue = std::make_unique<JobQueue>(QueueLimits{});
     TextService::Parts parts;
     parts.queue = host_->queue.get();
     parts.pool = &pool_;
+    parts.languages = host_->languages.get();
     parts.rejections = &rejections_;
-    auto text = TextService::Create("demo", host_->model, parts, {});
+    auto text = TextService::Create("demo", parts, {});
     ASSERT_TRUE(text.ok()) << text.status();
     host_->text = *std::move(text);
   }
@@ -70,11 +72,13 @@ TEST_F(Introspection, TheModelTellsItsShapeAndTheServersLimits) {
   EXPECT_EQ(response.zero_shot_pairs_size(), 6);
   EXPECT_EQ(response.languages(), 8);
   EXPECT_EQ(response.pooling(), "mean");
-  EXPECT_EQ(response.parameters(), DescribeParameters(*host_, false).parameters());
+  EXPECT_EQ(response.parameters(), DescribeParameters(*host_, false)->parameters());
 }
 
 TEST_F(Introspection, TheAccountAddsUpAndAgreesWithTheKernel) {
-  const v1::GetParameterStatsResponse response = DescribeParameters(*host_, true);
+  const auto account = DescribeParameters(*host_, true);
+  ASSERT_TRUE(account.ok()) << account.status();
+  const v1::GetParameterStatsResponse& response = *account;
   ASSERT_EQ(response.owners_size(), 9);
   EXPECT_EQ(response.owners(0).owner(), "shared");
   EXPECT_TRUE(response.owners(0).shared());
@@ -106,27 +110,8 @@ TEST_F(Introspection, TheAccountAddsUpAndAgreesWithTheKernel) {
   EXPECT_EQ(response.parameters(), parameters);
   EXPECT_EQ(response.shared_parameters() + response.language_parameters(), parameters);
   EXPECT_NE(response.owners(1).checksum(), response.owners(2).checksum());
-  EXPECT_EQ(DescribeParameters(*host_, false).owners(0).checksum(), "");
-  EXPECT_EQ(DescribeParameters(*host_, true).owners(0).checksum(), response.owners(0).checksum());
-}
-
-TEST(Smaps, ResidentBytesAreAddedUpByName) {
-  std::istringstream smaps(
-      "7f00-7f10 r--s 00000000 00:01 1024   /memfd:koine:m:shared (deleted)\n"
-      "Size:                 64 kB\n"
-      "Rss:                  60 kB\n"
-      "Pss:                  30 kB\n"
-      "7f10-7f20 r--s 00010000 00:01 1024   /memfd:koine:m:shared (deleted)\n"
-      "Rss:                   4 kB\n"
-      "7f20-7f30 rw-p 00000000 00:00 0 \n"
-      "Rss:                9999 kB\n"
-      "VmFlags: rd wr mr\n"
-      "7f30-7f40 r--s 00000000 00:01 1025   /memfd:koine:m:en (deleted)\n"
-      "Rss:                   8 kB\n"
-      "7f40-7f50 r--s 00000000 00:01 1026   /memfd:koine:other:en (deleted)\n"
-      "Rss:                  16 kB\n");
-  EXPECT_THAT(ResidentBytes(smaps, "koine:m:"),
-              ElementsAre(Pair("koine:m:en", 8 * 1024), Pair("koine:m:shared", 64 * 1024)));
+  EXPECT_EQ(DescribeParameters(*host_, false)->owners(0).checksum(), "");
+  EXPECT_EQ(DescribeParameters(*host_, true)->owners(0).checksum(), response.owners(0).checksum());
 }
 
 TEST_F(Introspection, ModelsAreFoundByNameAndTheOnlyOneWithout) {
@@ -150,7 +135,7 @@ TEST_F(Introspection, ModelsAreFoundByNameAndTheOnlyOneWithout) {
 }
 
 TEST_F(Introspection, TheServerTellsWhatWaitsAndWhatWasRefused) {
-  auto job = testing::TranslateJob(*host_->model, "en", "de", "one two three");
+  auto job = testing::TranslateJob(*testing::LoadModel("deploy/demo_model", kernels::Precision::kF32), "en", "de", "one two three");
   job->done = [](JobResult) {};
   ASSERT_TRUE(host_->queue->Submit({job}).ok());
   rejections_.Count(absl::InvalidArgumentError("x"));

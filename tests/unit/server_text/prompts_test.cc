@@ -30,6 +30,8 @@ class Pieces final : public model_loader::Tokenizer {
     return found == pieces_.end() ? -1 : found->second;
   }
   std::string IdToPiece(int32_t) const override { return ""; }
+  virtual bool IsMarker(int32_t) const { return false; }
+  virtual bool IsByte(int32_t) const { return false; }
 
  private:
   const std::map<std::string, int32_t> pieces_;
@@ -112,18 +114,33 @@ TEST(Prompts, TheTextStandsExactlyOnce) {
 TEST(Prompts, TheDemoModelHasItsEndMarkBehindTheText) {
   const auto model = testing::LoadModel("deploy/demo_model", kernels::Precision::kF32);
   ASSERT_NE(model, nullptr);
-  auto prompts = Prompts::Create(model);
-  ASSERT_TRUE(prompts.ok()) << prompts.status();
+  for (const auto& language : model->languages()) {
+    const absl::Status prompt = CheckPrompt(model->config(), *language);
+    EXPECT_TRUE(prompt.ok()) << prompt;
+  }
   const auto english = *model->FindLanguage("en");
   const auto german = *model->FindLanguage("de");
-  const auto source = (*prompts)->Source(*english, german.get());
+  const Prompt& rules = model->config().prompt;
+  const auto source = ResolveSource(rules, english->config(), english->tokenizer(), &german->config());
   ASSERT_TRUE(source.ok());
   EXPECT_THAT(source->before, IsEmpty());
   EXPECT_THAT(source->after, ElementsAre(2));
-  const auto target = (*prompts)->Target(*english, *german);
+  const auto target = ResolveTarget(rules, english->config(), german->config(), german->tokenizer());
   ASSERT_TRUE(target.ok());
   EXPECT_EQ(target->start, 1);
   EXPECT_THAT(target->forced, IsEmpty());
+}
+
+TEST(Prompts, ALanguageWithoutAPieceThatThePromptNeedsIsFound) {
+  const auto model = testing::LoadModel("deploy/demo_model", kernels::Precision::kF32);
+  ASSERT_NE(model, nullptr);
+  model_loader::ModelConfig config = model->config();
+  config.prompt.decoder_forced = {"<no such piece>"};
+  const absl::Status prompt = CheckPrompt(config, *model->languages().front());
+  EXPECT_EQ(prompt.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(prompt.message()), HasSubstr("<no such piece>"));
+  config.translates = false;  // a model that only encodes has no decoder to start
+  EXPECT_TRUE(CheckPrompt(config, *model->languages().front()).ok());
 }
 
 }  // namespace

@@ -60,12 +60,13 @@ class TextServiceTest : public ::testing::Test {
     TextService::Parts parts;
     parts.queue = queue_.get();
     parts.pool = &pool_;
+    parts.languages = testing::LoadLanguages("deploy/demo_model", kernels::Precision::kF32);
     parts.rejections = &rejections_;
     parts.check_fits = [](const Job& job) {
       return job.source_ids.front() == 777 ? absl::InvalidArgumentError("needs 9 blocks, there are 3")
                                            : absl::OkStatus();
     };
-    auto service = TextService::Create("demo", model_, std::move(parts), options);
+    auto service = TextService::Create("demo", std::move(parts), options);
     ASSERT_TRUE(service.ok()) << service.status();
     service_ = *std::move(service);
   }
@@ -453,7 +454,7 @@ TEST_F(TextServiceTest, LimitsThatCannotHoldTogetherAreRefusedAtTheStart) {
   parts.queue = &queue;
   parts.pool = &pool_;
   parts.rejections = &rejections_;
-  EXPECT_TRUE(absl::IsInvalidArgument(TextService::Create("demo", model_, parts, {}).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(TextService::Create("demo", parts, {}).status()));
 }
 
 TEST_F(TextServiceTest, CancellingTakesWaitingJobsOutAtOnce) {
