@@ -6,6 +6,9 @@
 
 #include <cstdlib>
 
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+
 namespace koine::server {
 namespace {
 
@@ -56,6 +59,28 @@ TEST_F(SignalsDeathTest, TheSecondSignalEndsTheProcessAtOnce) {
         SleepForEver();
       },
       ::testing::ExitedWithCode(128 + SIGTERM), "");
+}
+
+TEST_F(SignalsDeathTest, HangupsAskForARescanAndNeverEndTheProcess) {
+  EXPECT_EXIT(
+      {
+        StopSignals signals;
+        kill(getpid(), SIGHUP);  // nothing to look at again yet
+        absl::SleepFor(absl::Milliseconds(100));
+        signals.Arm();
+        int code = 40;
+        if (signals.Wait(absl::Milliseconds(50)) == StopSignals::Event::kNone) ++code;
+        kill(getpid(), SIGHUP);
+        if (signals.Wait() == StopSignals::Event::kRescan) ++code;
+        if (signals.Wait(absl::Milliseconds(50)) == StopSignals::Event::kNone) ++code;
+        kill(getpid(), SIGTERM);
+        if (signals.Wait() == StopSignals::Event::kStop) ++code;
+        kill(getpid(), SIGHUP);
+        absl::SleepFor(absl::Milliseconds(50));
+        if (signals.Wait() == StopSignals::Event::kStop) ++code;
+        exit(code);
+      },
+      ::testing::ExitedWithCode(45), "");
 }
 
 }  // namespace

@@ -62,6 +62,7 @@ TEST(Fault, EveryCodeHasTheReasonOfTheStatusMap) {
   EXPECT_EQ(ReasonOf(absl::DeadlineExceededError("")), Reason::kDeadline);
   EXPECT_EQ(ReasonOf(absl::CancelledError("")), Reason::kCancelled);
   EXPECT_EQ(ReasonOf(absl::UnavailableError("")), Reason::kDraining);
+  EXPECT_EQ(ReasonOf(absl::FailedPreconditionError("")), Reason::kLanguage);
   EXPECT_EQ(ReasonOf(absl::InternalError("")), Reason::kInternal);
   EXPECT_EQ(ReasonOf(absl::UnknownError("")), Reason::kInternal);
   std::set<std::string> names;

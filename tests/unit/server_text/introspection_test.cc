@@ -114,6 +114,70 @@ TEST_F(Introspection, TheAccountAddsUpAndAgreesWithTheKernel) {
   EXPECT_EQ(DescribeParameters(*host_, true)->owners(0).checksum(), response.owners(0).checksum());
 }
 
+TEST_F(Introspection, FormulasStandBesideTheCountsAndAgree) {
+  const auto account = DescribeParameters(*host_, false);
+  ASSERT_TRUE(account.ok()) << account.status();
+  for (const v1::OwnerParameters& owner : account->owners()) {
+    EXPECT_EQ(owner.formula_parameters(), owner.parameters()) << owner.owner();
+    EXPECT_EQ(owner.state(), v1::LANGUAGE_STATE_LOADED);
+  }
+  // The card of the model: 5,266,944 shared, 2,151,104 a language, 103,104 of it the adapter.
+  EXPECT_EQ(account->shared_parameters(), 5'266'944);
+  EXPECT_EQ(account->parameters(), 22'475'776);
+  const v1::SharingAccount& sharing = account->sharing();
+  EXPECT_EQ(sharing.languages(), 8);
+  EXPECT_EQ(sharing.parameters(), 22'475'776);
+  EXPECT_EQ(sharing.independent_parameters(), 8 * (5'266'944 + 2'151'104 - 103'104));
+  EXPECT_DOUBLE_EQ(sharing.saving(), 1 - 22'475'776.0 / (8 * 7'314'944.0));
+  // 8 blocks of 3 matrices of 256 x 256, or 4 with the output projection.
+  EXPECT_EQ(sharing.attention_qkv(), 8 * 3 * 256 * 256);
+  EXPECT_EQ(sharing.independent_attention_qkv(), 8 * 8 * 3 * 256 * 256);
+  EXPECT_EQ(sharing.attention_qkvo(), 8 * 4 * 256 * 256);
+  EXPECT_DOUBLE_EQ(sharing.attention_qkv_saving(), 0.875);
+  EXPECT_DOUBLE_EQ(sharing.attention_qkvo_saving(), 0.875);
+  EXPECT_EQ(account->next_language().parameters(), 2'151'104);
+  EXPECT_EQ(account->next_language().mapped_bytes(), account->owners(1).mapped_bytes());
+  EXPECT_THAT(account->room().basis(), ::testing::AnyOf("machine", "cgroup"));
+  EXPECT_EQ(account->room().languages(), account->room().free_bytes() / account->next_language().mapped_bytes());
+  ASSERT_EQ(account->plans_size(), 3);  // it has neither own heads nor own layers
+  EXPECT_EQ(account->plans(0).plan(), "independent");
+  EXPECT_EQ(account->plans(1).plan(), "shared");
+  EXPECT_EQ(account->plans(1).parameters(), sharing.attention_qkv());
+  EXPECT_DOUBLE_EQ(account->plans(1).saving(), 0.875);
+  EXPECT_EQ(account->plans(2).plan(), "model");
+}
+
+TEST_F(Introspection, ColdLanguagesCountByTheirFilesAndHoldNoMemory) {
+  LanguageStoreOptions options;
+  options.memory_budget = 64 << 20;
+  options.pinned = {"en"};
+  host_->text.reset();
+  host_->languages = std::make_unique<LanguageStore>(host_->model, options);
+  ASSERT_TRUE(host_->languages->Start().ok());
+  const auto account = DescribeParameters(*host_, true);
+  ASSERT_TRUE(account.ok()) << account.status();
+  ASSERT_EQ(account->owners_size(), 9);
+  EXPECT_EQ(account->parameters(), 22'475'776) << "loaded or not";
+  EXPECT_EQ(account->owners(1).state(), v1::LANGUAGE_STATE_LOADED);
+  for (int i = 2; i < 9; ++i) {
+    EXPECT_EQ(account->owners(i).state(), v1::LANGUAGE_STATE_COLD);
+    EXPECT_EQ(account->owners(i).parameters(), 2'151'104);
+    EXPECT_EQ(account->owners(i).resident_bytes(), 0);
+    EXPECT_EQ(account->owners(i).mapped_bytes(), 0);
+    EXPECT_EQ(account->owners(i).checksum(), "");
+  }
+  EXPECT_EQ(account->sharing().languages(), 1);
+  EXPECT_EQ(account->room().basis(), "language_memory");
+  EXPECT_EQ(account->room().free_bytes(), (64 << 20) - host_->languages->counters().used_bytes);
+  EXPECT_EQ(account->room().languages(), account->room().free_bytes() / account->owners(1).mapped_bytes());
+  const v1::ListLanguagesResponse list = DescribeLanguages(*host_);
+  EXPECT_TRUE(list.languages(0).pinned());
+  EXPECT_EQ(list.languages(0).loads(), 1);
+  EXPECT_EQ(list.languages(1).state(), v1::LANGUAGE_STATE_COLD);
+  EXPECT_EQ(list.languages(1).parameters(), 2'151'104);
+  EXPECT_EQ(list.languages(1).name(), "German");
+}
+
 TEST_F(Introspection, ModelsAreFoundByNameAndTheOnlyOneWithout) {
   std::vector<std::unique_ptr<ModelHost>> one;
   one.push_back(std::move(host_));
@@ -135,7 +199,8 @@ TEST_F(Introspection, ModelsAreFoundByNameAndTheOnlyOneWithout) {
 }
 
 TEST_F(Introspection, TheServerTellsWhatWaitsAndWhatWasRefused) {
-  auto job = testing::TranslateJob(*testing::LoadModel("deploy/demo_model", kernels::Precision::kF32), "en", "de", "one two three");
+  auto job = testing::TranslateJob(*testing::LoadModel("deploy/demo_model", kernels::Precision::kF32), "en", "de",
+                                   "one two three");
   job->done = [](JobResult) {};
   ASSERT_TRUE(host_->queue->Submit({job}).ok());
   rejections_.Count(absl::InvalidArgumentError("x"));
@@ -159,6 +224,12 @@ TEST_F(Introspection, TheServerTellsWhatWaitsAndWhatWasRefused) {
   EXPECT_EQ(response.models(0).queue_tokens(), tokens);
   EXPECT_EQ(response.models(0).queue_items_limit(), 4096);
   EXPECT_EQ(response.models(0).permits_in_use(), 0);
+  const v1::LanguageStats& languages = response.models(0).languages();
+  EXPECT_EQ(languages.loaded(), 8);
+  EXPECT_EQ(languages.loads(), 8);
+  EXPECT_EQ(languages.cold() + languages.failed() + languages.failures() + languages.evictions(), 0);
+  EXPECT_GT(languages.used_bytes(), 8 * 2'151'104 * 4);
+  EXPECT_EQ(languages.budget_bytes(), 0);
 }
 
 }  // namespace

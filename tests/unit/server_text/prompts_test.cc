@@ -30,8 +30,8 @@ class Pieces final : public model_loader::Tokenizer {
     return found == pieces_.end() ? -1 : found->second;
   }
   std::string IdToPiece(int32_t) const override { return ""; }
-  virtual bool IsMarker(int32_t) const { return false; }
-  virtual bool IsByte(int32_t) const { return false; }
+  bool IsMarker(int32_t) const override { return false; }
+  bool IsByte(int32_t) const override { return false; }
 
  private:
   const std::map<std::string, int32_t> pieces_;
