@@ -29,6 +29,21 @@ constexpr size_t kLengthBytes = 8;
 // More dimensions than any layer has; bounds what a hostile header can make us keep and print.
 constexpr size_t kMaxDimensions = 16;
 
+// The format's further types, with their bytes.
+struct ForeignType {
+  const char* name;
+  size_t bytes;
+};
+
+const ForeignType* FindForeignType(std::string_view name) {
+  static constexpr ForeignType kTypes[] = {{"F64", 8}, {"I64", 8}, {"U64", 8},  {"U32", 4},     {"I16", 2},
+                                           {"U16", 2}, {"U8", 1},  {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}};
+  for (const ForeignType& type : kTypes) {
+    if (name == type.name) return &type;
+  }
+  return nullptr;
+}
+
 // Reads the header as it is parsed; no document is built, so memory stays proportional to the number of tensors.
 //
 //   { "__metadata__": {string: string}, "<name>": {"dtype": "F32", "shape": [..], "data_offsets": [begin, end]}, ... }
@@ -37,8 +52,11 @@ class HeaderReader : public nlohmann::json_sax<json> {
   struct Entry {
     std::string name;
     TensorView view;
+    const ForeignType* foreign = nullptr;  // the type, if it is none of ours
     uint64_t begin = 0, end = 0;
   };
+
+  explicit HeaderReader(ForeignTypes foreign) : foreign_(foreign) {}
 
   bool null() override { return Scalar("null"); }
   bool boolean(bool) override { return Scalar("a boolean"); }
@@ -71,6 +89,8 @@ class HeaderReader : public nlohmann::json_sax<json> {
     }
     if (place_ == Place::kTensor && key_ == "dtype") {
       const std::optional<DType> dtype = kernels::DTypeFromName(value);
+      if (!dtype.has_value() && foreign_ == ForeignTypes::kList) entry_.foreign = FindForeignType(value);
+      if (entry_.foreign != nullptr) return true;
       if (!dtype.has_value()) {
         return Fail(absl::StrCat(Where(), ": dtype \"", Printable(value),
                                  "\" is not supported (F32, F16, BF16, I8 and I32 are)"));
@@ -183,6 +203,7 @@ class HeaderReader : public nlohmann::json_sax<json> {
     return false;
   }
 
+  const ForeignTypes foreign_;
   Place place_ = Place::kOutside;
   std::string key_;
   Entry entry_;
@@ -192,8 +213,8 @@ class HeaderReader : public nlohmann::json_sax<json> {
 };
 
 // Bytes of a tensor, or nullopt if they do not fit 63 bits.
-std::optional<uint64_t> ByteCount(absl::Span<const int64_t> shape, DType dtype) {
-  int64_t bytes = static_cast<int64_t>(kernels::SizeOf(dtype));
+std::optional<uint64_t> ByteCount(absl::Span<const int64_t> shape, size_t element_bytes) {
+  int64_t bytes = static_cast<int64_t>(element_bytes);
   for (const int64_t dimension : shape) {
     if (__builtin_mul_overflow(bytes, dimension, &bytes)) return std::nullopt;
   }
@@ -209,7 +230,7 @@ std::string ShapeToString(absl::Span<const int64_t> shape) {
 }
 
 absl::StatusOr<std::unique_ptr<SafetensorsFile>> SafetensorsFile::Parse(absl::Span<const uint8_t> bytes,
-                                                                        std::string name) {
+                                                                        std::string name, ForeignTypes foreign) {
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   const auto fault = [&name](auto&&... parts) {
     return absl::InvalidArgumentError(absl::StrCat(name, ": ", parts...));
@@ -234,7 +255,7 @@ absl::StatusOr<std::unique_ptr<SafetensorsFile>> SafetensorsFile::Parse(absl::Sp
   const std::string_view header = text.substr(kLengthBytes, header_bytes);
   if (header.empty() || header.front() != '{') return stranger("the header does not start with '{'");
 
-  HeaderReader reader;
+  HeaderReader reader(foreign);
   if (!json::sax_parse(header.begin(), header.end(), &reader)) return fault("safetensors header: ", reader.fault);
 
   // No holes, no overlaps, nothing behind: sorted by offset, each tensor must start where the last one ended.
@@ -254,13 +275,15 @@ absl::StatusOr<std::unique_ptr<SafetensorsFile>> SafetensorsFile::Parse(absl::Sp
       return fault(where, "data_offsets [", entry.begin, ", ", entry.end, "] reach beyond the ", data.size(),
                    " data bytes of the file; perhaps it is cut off");
     }
-    const std::optional<uint64_t> expected = ByteCount(entry.view.shape, entry.view.dtype);
+    const std::optional<uint64_t> expected = ByteCount(
+        entry.view.shape, entry.foreign != nullptr ? entry.foreign->bytes : kernels::SizeOf(entry.view.dtype));
     if (!expected.has_value()) {
       return fault(where, "shape ", ShapeToString(entry.view.shape), " is too large for 63 bits");
     }
     if (*expected != entry.end - entry.begin) {
-      return fault(where, "shape ", ShapeToString(entry.view.shape), " of ", Absl(kernels::Name(entry.view.dtype)),
-                   " takes ", *expected, " bytes, but data_offsets [", entry.begin, ", ", entry.end, "] give ",
+      return fault(where, "shape ", ShapeToString(entry.view.shape), " of ",
+                   entry.foreign != nullptr ? entry.foreign->name : kernels::Name(entry.view.dtype), " takes ",
+                   *expected, " bytes, but data_offsets [", entry.begin, ", ", entry.end, "] give ",
                    entry.end - entry.begin);
     }
     if (entry.begin != position) {
@@ -269,7 +292,15 @@ absl::StatusOr<std::unique_ptr<SafetensorsFile>> SafetensorsFile::Parse(absl::Sp
     }
     position = entry.end;
     entry.view.data = data.subspan(entry.begin, entry.end - entry.begin);
-    if (!file->tensors_.emplace(entry.name, std::move(entry.view)).second) return fault(where, "occurs twice");
+    if (file->tensors_.count(entry.name) != 0 || file->foreign_.count(entry.name) != 0) {
+      return fault(where, "occurs twice");
+    }
+    if (entry.foreign != nullptr) {
+      file->foreign_.emplace(entry.name,
+                             ForeignTensor{entry.foreign->name, std::move(entry.view.shape), entry.view.data});
+    } else {
+      file->tensors_.emplace(entry.name, std::move(entry.view));
+    }
   }
   if (position != data.size()) {
     return fault("the tensors end at byte ", position, " of the data, but ", data.size(),
@@ -280,7 +311,7 @@ absl::StatusOr<std::unique_ptr<SafetensorsFile>> SafetensorsFile::Parse(absl::Sp
   return file;
 }
 
-absl::StatusOr<std::unique_ptr<SafetensorsFile>> SafetensorsFile::Open(const std::string& path) {
+absl::StatusOr<std::unique_ptr<SafetensorsFile>> SafetensorsFile::Open(const std::string& path, ForeignTypes foreign) {
   // O_NONBLOCK: a named pipe in the place of a file must not hang the start.
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return absl::ErrnoToStatus(errno, absl::StrCat(path, ": cannot open"));
@@ -289,14 +320,14 @@ absl::StatusOr<std::unique_ptr<SafetensorsFile>> SafetensorsFile::Open(const std
   if (fstat(fd, &info) != 0) return absl::ErrnoToStatus(errno, absl::StrCat(path, ": cannot examine"));
   if (!S_ISREG(info.st_mode)) return absl::InvalidArgumentError(absl::StrCat(path, ": not a regular file"));
   const size_t size = static_cast<size_t>(info.st_size);
-  if (size == 0) return Parse({}, path);
+  if (size == 0) return Parse({}, path, foreign);
 
   void* mapping = mmap(nullptr, size, PROT_READ, MAP_PRIVATE, fd, 0);
   if (mapping == MAP_FAILED) {
     return absl::InternalError(absl::StrCat(path, ": cannot map ", size, " bytes: ", std::strerror(errno)));
   }
   absl::StatusOr<std::unique_ptr<SafetensorsFile>> file =
-      Parse(absl::MakeConstSpan(static_cast<const uint8_t*>(mapping), size), path);
+      Parse(absl::MakeConstSpan(static_cast<const uint8_t*>(mapping), size), path, foreign);
   if (!file.ok()) {
     munmap(mapping, size);
     return file;

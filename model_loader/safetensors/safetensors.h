@@ -30,6 +30,16 @@ struct TensorView {
   int64_t elements() const;
 };
 
+// A tensor of a type that nothing here computes with (I64, F64, BOOL, ...), as checkpoints have in buffers.
+struct ForeignTensor {
+  std::string dtype;  // the format's name
+  std::vector<int64_t> shape;
+  absl::Span<const uint8_t> data;
+};
+
+// What to do with such types: models of ours have none; checkpoints of others may.
+enum class ForeignTypes : uint8_t { kRefuse, kList };
+
 // "[3, 4]" for messages.
 std::string ShapeToString(absl::Span<const int64_t> shape);
 
@@ -40,15 +50,19 @@ class SafetensorsFile {
   static constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 
   // Errors: NOT_FOUND (no such file), INVALID_ARGUMENT (not a valid safetensors file), INTERNAL (mapping failed).
-  static absl::StatusOr<std::unique_ptr<SafetensorsFile>> Open(const std::string& path);
+  static absl::StatusOr<std::unique_ptr<SafetensorsFile>> Open(const std::string& path,
+                                                               ForeignTypes foreign = ForeignTypes::kRefuse);
   // Parses bytes that outlive the object; `name` is for messages. What the fuzzer drives.
-  static absl::StatusOr<std::unique_ptr<SafetensorsFile>> Parse(absl::Span<const uint8_t> bytes, std::string name);
+  static absl::StatusOr<std::unique_ptr<SafetensorsFile>> Parse(absl::Span<const uint8_t> bytes, std::string name,
+                                                                ForeignTypes foreign = ForeignTypes::kRefuse);
   ~SafetensorsFile();
   SafetensorsFile(const SafetensorsFile&) = delete;
   SafetensorsFile& operator=(const SafetensorsFile&) = delete;
 
   const std::string& name() const { return name_; }
   const std::map<std::string, TensorView, std::less<>>& tensors() const { return tensors_; }
+  // Empty unless the file was opened with ForeignTypes::kList.
+  const std::map<std::string, ForeignTensor, std::less<>>& foreign_tensors() const { return foreign_; }
   const TensorView* Find(std::string_view name) const;
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   // Tells the kernel that the pages are no longer needed (after packing).
@@ -60,6 +74,7 @@ class SafetensorsFile {
   void* mapping_ = nullptr;
   size_t mapped_bytes_ = 0;
   std::map<std::string, TensorView, std::less<>> tensors_;
+  std::map<std::string, ForeignTensor, std::less<>> foreign_;
   std::map<std::string, std::string> metadata_;
 };
 
