@@ -140,16 +140,6 @@ class ServerTest : public ::testing::Test {
     return stats;
   }
 
-  // The statistics once this call is the only one: a call ends for the server a moment after its caller has the answer.
-  v1::GetServerStatsResponse SettledStats() {
-    v1::GetServerStatsResponse stats = Stats();
-    for (int i = 0; i < 2000 && stats.inflight_requests() > 1; ++i) {
-      absl::SleepFor(absl::Milliseconds(5));
-      stats = Stats();
-    }
-    return stats;
-  }
-
   bool WaitForQueue(int64_t items) {
     for (int i = 0; i < 10'000; ++i) {
       if (queue_->gauges().items == items) return true;
