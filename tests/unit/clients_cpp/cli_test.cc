@@ -456,8 +456,29 @@ TEST(CliTest, StatsLanguagesAndInfoPrintTablesAndJson) {
   FakeServer server;
   const Outcome stats = RunKoine({"stats", "--server", server.address()});
   EXPECT_EQ(stats.code, kOk) << stats.err;
-  for (const char* word : {"3,000,000", "50.0 %", "11.4 MiB", "11.5 MiB", "embedding", "37,748,736", "99.0 %", "9.8.7",
-                           "rejected, overload", "2 x 1"}) {
+  for (const char* word : {"3,000,000",
+                           "50.0 %",
+                           "11.4 MiB",
+                           "11.5 MiB",
+                           "embedding",
+                           "37,748,736",
+                           "99.0 %",
+                           "9.8.7",
+                           "3,000,001",
+                           "draining",
+                           "100 independent",
+                           "33.3 %",
+                           "3,774,873,600",
+                           "50,331,648",
+                           "One more language: 2,151,104",
+                           "3.0 MiB",
+                           "Room for 1,234 more",
+                           "control group",
+                           "20, 180 cold",
+                           "4,321 evictions",
+                           "of 5.0 GiB",
+                           "rejected, overload",
+                           "2 x 1"}) {
     EXPECT_THAT(stats.out, HasSubstr(word));
   }
   EXPECT_THAT(RunKoine({"stats", "--server", server.address(), "--parameters"}).out, Not(HasSubstr("9.8.7")));
@@ -469,7 +490,8 @@ TEST(CliTest, StatsLanguagesAndInfoPrintTablesAndJson) {
   EXPECT_EQ(nlohmann::json::parse(objects[1])["version"], "9.8.7");
 
   EXPECT_THAT(RunKoine({"languages", "--server", server.address()}).out,
-              AllOf(HasSubstr("1,234,567"), HasSubstr("zh_XX"), HasSubstr("\xE4\xB8\xAD\xE6\x96\x87\n")));
+              AllOf(HasSubstr("1,234,567"), HasSubstr("zh_XX"), HasSubstr("\xE4\xB8\xAD\xE6\x96\x87\n"),
+                    HasSubstr("cold, pinned"), HasSubstr("failed"), HasSubstr("\nde: its table is short\n")));
   EXPECT_EQ(nlohmann::json::parse(
                 RunKoine({"languages", "--json", "--server", server.address()}).out)["languages"][2]["code"],
             "zh");
@@ -477,6 +499,39 @@ TEST(CliTest, StatsLanguagesAndInfoPrintTablesAndJson) {
   EXPECT_EQ(
       nlohmann::json::parse(RunKoine({"info", "--json", "--server", server.address()}).out)["limits"]["max_items"],
       "1024");  // int64 is a string in the JSON mapping
+}
+
+TEST(CliTest, AdminLoadsUnloadsAndRescans) {
+  FakeServer server(true);
+  const auto admin = [&](std::vector<std::string> more) {
+    std::vector<std::string> all = {"admin"};
+    all.insert(all.end(), more.begin(), more.end());
+    all.insert(all.end(), {"--server", server.address()});
+    return RunKoine(all);
+  };
+  EXPECT_EQ(admin({"load", "de"}).out, "de: loaded, 1.5 KiB\n");
+  EXPECT_EQ(admin({"load", "--pin", "de"}).out, "de: loaded, pinned, 1.5 KiB\n");
+  EXPECT_EQ(admin({"unload", "fr"}).out, "fr: cold, 0 B\n");
+  const Outcome slow = admin({"unload", "--wait", "3", "fr"});
+  EXPECT_EQ(slow.code, kUnreachable);
+  EXPECT_THAT(slow.err, HasSubstr("still used"));
+  const Outcome unknown = admin({"load", "zz"});
+  EXPECT_EQ(unknown.code, kRefused);
+  EXPECT_THAT(unknown.err, HasSubstr("language: unknown"));
+  const Outcome rescan = admin({"rescan"});
+  EXPECT_EQ(rescan.code, kOk);
+  EXPECT_EQ(rescan.out, "model     toy\nadded     de fr\nreplaced  none\nremoved   none\n");
+  const Outcome broken = admin({"rescan", "--model", "broken"});
+  EXPECT_EQ(broken.code, kItemFailed);
+  EXPECT_THAT(broken.out, HasSubstr("broken, xx  language.json: no code\n"));
+  EXPECT_EQ(nlohmann::json::parse(admin({"rescan", "--json"}).out)["models"][0]["added"][1], "fr");
+  EXPECT_EQ(admin({}).code, kUsage);
+  EXPECT_EQ(admin({"load"}).code, kUsage);
+}
+
+TEST(CliTest, AdminOfAServerThatHasNoneIsRefused) {
+  FakeServer server;
+  EXPECT_EQ(RunKoine({"admin", "rescan", "--server", server.address()}).code, kRefused);
 }
 
 TEST(CliTest, OutputThatCannotBeWrittenIsAnError) {

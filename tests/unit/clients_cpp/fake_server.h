@@ -115,8 +115,12 @@ class FakeService final : public v1::Koine::Service {
       language->set_native_name("\xE4\xB8\xAD\xE6\x96\x87");
       language->set_vocabulary(8000);
       language->set_parameters(1234567);
+      language->set_state(v1::LANGUAGE_STATE_COLD);
       language->add_aliases(std::string(code) + "_XX");
     }
+    reply->mutable_languages(1)->set_state(v1::LANGUAGE_STATE_FAILED);
+    reply->mutable_languages(1)->set_failure("its table is short");
+    reply->mutable_languages(2)->set_pinned(true);
     return grpc::Status::OK;
   }
 
@@ -148,6 +152,18 @@ class FakeService final : public v1::Koine::Service {
       component->add_dtypes()->set_dtype("F32");
     }
     reply->set_parameters(6000000);
+    reply->mutable_owners(0)->set_formula_parameters(3000001);
+    reply->mutable_owners(1)->set_state(v1::LANGUAGE_STATE_DRAINING);
+    v1::SharingAccount* sharing = reply->mutable_sharing();
+    sharing->set_languages(100);
+    sharing->set_independent_parameters(9000000);
+    sharing->set_saving(0.333);
+    sharing->set_independent_attention_qkv(3774873600);
+    sharing->set_attention_qkvo(50331648);
+    reply->mutable_next_language()->set_parameters(2151104);
+    reply->mutable_next_language()->set_mapped_bytes(int64_t{3} << 20);
+    reply->mutable_room()->set_languages(1234);
+    reply->mutable_room()->set_basis("cgroup");
     v1::PlanParameters* plan = reply->add_plans();
     plan->set_plan("shared");
     plan->set_parameters(37748736);
@@ -162,6 +178,10 @@ class FakeService final : public v1::Koine::Service {
     (*reply->mutable_rejected())["overload"] = 2;
     v1::ModelStats* model = reply->add_models();
     model->set_model("toy");
+    model->mutable_languages()->set_loaded(20);
+    model->mutable_languages()->set_cold(180);
+    model->mutable_languages()->set_evictions(4321);
+    model->mutable_languages()->set_budget_bytes(int64_t{5} << 30);
     model->mutable_engine()->set_workers(2);
     model->mutable_engine()->set_threads(1);
     // Every step has 4 rows of 2 languages.
@@ -191,14 +211,49 @@ class FakeService final : public v1::Koine::Service {
   std::vector<v1::EncodeRequest> encode_requests_;
 };
 
+// Knows de; its folder is fine, and that of xx is broken.
+class FakeAdmin final : public v1::Admin::Service {
+ public:
+  grpc::Status LoadLanguage(grpc::ServerContext*, const v1::LoadLanguageRequest* request,
+                            v1::LoadLanguageResponse* reply) override {
+    if (request->language() != "de") return {grpc::StatusCode::INVALID_ARGUMENT, "language: unknown"};
+    reply->mutable_language()->set_code("de");
+    reply->mutable_language()->set_state(v1::LANGUAGE_STATE_LOADED);
+    reply->mutable_language()->set_pinned(request->pin());
+    reply->mutable_language()->set_memory_bytes(1536);
+    return grpc::Status::OK;
+  }
+  grpc::Status UnloadLanguage(grpc::ServerContext*, const v1::UnloadLanguageRequest* request,
+                              v1::UnloadLanguageResponse* reply) override {
+    if (request->timeout_seconds() > 0) return {grpc::StatusCode::DEADLINE_EXCEEDED, "still used"};
+    reply->mutable_language()->set_code(request->language());
+    reply->mutable_language()->set_state(v1::LANGUAGE_STATE_COLD);
+    return grpc::Status::OK;
+  }
+  grpc::Status RescanLanguages(grpc::ServerContext*, const v1::RescanLanguagesRequest* request,
+                               v1::RescanLanguagesResponse* reply) override {
+    v1::ModelRescan* model = reply->add_models();
+    model->set_model("toy");
+    model->add_added("de");
+    model->add_added("fr");
+    if (request->model() == "broken") {
+      v1::BrokenLanguage* broken = model->add_broken();
+      broken->set_language("xx");
+      broken->set_failure("language.json: no code");
+    }
+    return grpc::Status::OK;
+  }
+};
+
 // Listens on a port of this machine that the system picks.
 class FakeServer {
  public:
-  FakeServer() {
+  explicit FakeServer(bool with_admin = false) {
     grpc::ServerBuilder builder;
     int port = 0;
     builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
     builder.RegisterService(&service);
+    if (with_admin) builder.RegisterService(&admin);
     server_ = builder.BuildAndStart();
     address_ = "127.0.0.1:" + std::to_string(port);
   }
@@ -210,6 +265,7 @@ class FakeServer {
   const std::string& address() const { return address_; }
 
   FakeService service;
+  FakeAdmin admin;
 
  private:
   std::unique_ptr<grpc::Server> server_;
