@@ -101,7 +101,7 @@ void AddPlan(const char* name, const char* formula, const absl::StatusOr<int64_t
 void FillFormulas(const model_loader::ModelConfig& config, const Account& account, int32_t languages,
                   v1::GetParameterStatsResponse* response) {
   using model_loader::AttentionCount;
-  if (!account.saving.has_value()) return;
+  if (languages == 0 || !account.saving.has_value()) return;
   const Account::Saving& saving = *account.saving;
   v1::SharingAccount& sharing = *response->mutable_sharing();
   sharing.set_languages(languages);
@@ -115,15 +115,13 @@ void FillFormulas(const model_loader::ModelConfig& config, const Account& accoun
   sharing.set_independent_attention_qkvo(saving.independent_attention_qkvo);
   sharing.set_attention_qkvo_saving(
       model_loader::SavingRatio(saving.attention_qkvo, saving.independent_attention_qkvo));
-  if (languages > 0) {
-    v1::LanguageCost& next = *response->mutable_next_language();
-    next.set_parameters(saving.next_language_parameters);
-    next.set_file_bytes(saving.next_language_bytes);
-    next.set_mapped_bytes(saving.next_language_mapped_bytes);
-  }
+  v1::LanguageCost& next = *response->mutable_next_language();
+  next.set_parameters(saving.next_language_parameters);
+  next.set_file_bytes(saving.next_language_bytes);
+  next.set_mapped_bytes(saving.next_language_mapped_bytes);
 
   model_loader::PlanShape shape = model_loader::ShapeOf(config, {}, 0);
-  shape.languages = std::max<int64_t>(1, languages);
+  shape.languages = languages;
   const int64_t independent = saving.independent_attention_qkv;
   const AttentionCount count = AttentionCount::kQkv;
   AddPlan("independent", "N*L*H*d*(2*d_k + d_v)", independent, independent, response);

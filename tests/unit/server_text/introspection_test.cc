@@ -176,6 +176,15 @@ TEST_F(Introspection, ColdLanguagesCountByTheirFilesAndHoldNoMemory) {
   EXPECT_EQ(list.languages(1).state(), v1::LANGUAGE_STATE_COLD);
   EXPECT_EQ(list.languages(1).parameters(), 2'151'104);
   EXPECT_EQ(list.languages(1).name(), "German");
+
+  ASSERT_TRUE(host_->languages->Unload("en", absl::InfiniteFuture()).ok());
+  const auto empty = DescribeParameters(*host_, false);
+  ASSERT_TRUE(empty.ok()) << empty.status();
+  EXPECT_EQ(empty->parameters(), 22'475'776);
+  EXPECT_FALSE(empty->has_sharing()) << "there is nothing to compare";
+  EXPECT_FALSE(empty->has_next_language());
+  EXPECT_FALSE(empty->room().has_languages());
+  EXPECT_EQ(empty->plans_size(), 0);
 }
 
 TEST_F(Introspection, ModelsAreFoundByNameAndTheOnlyOneWithout) {
