@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -268,6 +269,68 @@ TEST(Plans, AllEighteenPassTheirSamples) {
     }
   }
   EXPECT_GE(count, 18 * 2);
+}
+
+// The key `tokenizer`: the language's own description, and vocab.ids as numbers of the larger vocabulary.
+TEST_F(ModelFolder, ADescribedTokenizerIsLoadedAndSlicedByVocabIds) {
+  const auto plain = Load();
+  ASSERT_TRUE(plain.ok()) << plain.status();
+  const Tokenizer& own = (*plain)->languages()[0]->tokenizer();
+  const std::string code = (*plain)->languages()[0]->code();
+  std::string text;
+  for (int32_t id = 10; id < 20; ++id) text += own.IdToPiece(id);
+  const std::vector<int32_t> ids = own.Encode(text)->ids;
+  ASSERT_FALSE(ids.empty());
+  const int64_t rows = (*plain)->languages()[0]->weights().vocabulary;
+
+  WriteAll(
+      Language(code) / "language.json",
+      "{\"code\": \"" + code + "\", \"tokenizer\": {\"kind\": \"sentencepiece\", \"files\": [\"tokenizer.model\"]}}");
+  const auto described = Load();
+  ASSERT_TRUE(described.ok()) << described.status();
+  EXPECT_EQ((*described)->languages()[0]->tokenizer().Encode(text)->ids, ids);
+  EXPECT_GT((*described)->languages()[0]->tokenizer_bytes(), 0);
+
+  // Rows in another order: the last row is the first text piece's, and so on back; special tokens stay.
+  constexpr int32_t kSpecial = 4;
+  std::vector<int32_t> numbers(static_cast<size_t>(rows));
+  for (int64_t row = 0; row < rows; ++row) {
+    numbers[static_cast<size_t>(row)] = static_cast<int32_t>(row < kSpecial ? row : rows - 1 - (row - kSpecial));
+  }
+  const auto add = [&](const std::vector<int32_t>& values) {
+    std::vector<uint8_t> bytes(values.size() * sizeof(int32_t));
+    std::memcpy(bytes.data(), values.data(), bytes.size());
+    SafetensorsWriter writer;
+    const std::string path = (Language(code) / "language.safetensors").string();
+    {
+      auto file = SafetensorsFile::Open(path);
+      ASSERT_TRUE(file.ok()) << file.status();
+      for (const auto& [name, view] : (*file)->tensors()) {
+        if (name != "vocab.ids") {
+          ASSERT_TRUE(writer.Add(name, view.dtype, view.shape, view.data).ok());
+        }
+      }
+      ASSERT_TRUE(writer.Add("vocab.ids", DType::kI32, {rows}, bytes).ok());
+    }
+    ASSERT_TRUE(writer.Write(path).ok());
+  };
+  add(numbers);
+  const auto sliced = Load();
+  ASSERT_TRUE(sliced.ok()) << sliced.status();
+  const std::vector<int32_t> local = (*sliced)->languages()[0]->tokenizer().Encode(text)->ids;
+  ASSERT_EQ(local.size(), ids.size());
+  for (size_t i = 0; i < ids.size(); ++i) EXPECT_EQ(numbers[static_cast<size_t>(local[i])], ids[i]);
+  EXPECT_NE(local, ids);
+
+  numbers[5] = numbers[6];
+  add(numbers);
+  EXPECT_THAT(Fault(), AllOf(HasSubstr("language.safetensors"), HasSubstr("vocab.ids: rows 5 and 6 both have id")));
+}
+
+TEST_F(ModelFolder, ADescribedTokenizerThatIsMissingIsNamed) {
+  WriteAll(Language("es") / "language.json",
+           R"({"code": "es", "tokenizer": {"kind": "wordpiece", "files": ["vocab.txt"], "lower_case": true}})");
+  EXPECT_THAT(Fault(), HasSubstr("vocab.txt: cannot open"));
 }
 
 }  // namespace
