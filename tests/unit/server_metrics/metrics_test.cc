@@ -108,7 +108,7 @@ TEST_F(MetricsTest, CancelledRequestsCountByStage) {
   options.engine_runs = false;
   Start(options);
   grpc::ClientContext context;
-  context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(100));
+  context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(800));
   v1::TranslateResponse response;
   const grpc::Status status = served_->koine().Translate(&context, ServedModel::Request("es", "fr"), &response);
   EXPECT_EQ(status.error_code(), grpc::StatusCode::DEADLINE_EXCEEDED);
