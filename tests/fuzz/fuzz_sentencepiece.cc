@@ -57,7 +57,8 @@ bool IsUtf8(std::string_view text) {
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 2) return 0;
-  const size_t text_bytes = std::min<size_t>(size - 2, static_cast<size_t>(data[0]) | static_cast<size_t>(data[1]) << 8);
+  const size_t text_bytes =
+      std::min<size_t>(size - 2, static_cast<size_t>(data[0]) | static_cast<size_t>(data[1]) << 8);
   const char* bytes = reinterpret_cast<const char*>(data);
   const std::string_view text(bytes + 2, text_bytes);
   const std::string_view model(bytes + 2 + text_bytes, size - 2 - text_bytes);
