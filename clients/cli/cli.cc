@@ -296,7 +296,7 @@ class Wake {
 // "12,345 of about 20000 lines, 89.0 lines/s" on a terminal, from the second second on.
 class Progress {
  public:
-  Progress(const Io& io) : io_(io), start_(absl::Now()), last_(start_) {
+  explicit Progress(const Io& io) : io_(io), start_(absl::Now()), last_(start_) {
     struct stat info = {};
     if (fstat(io.in, &info) == 0 && S_ISREG(info.st_mode)) size_ = static_cast<int64_t>(info.st_size);
     // Somebody who types sees the answers; numbers between them would disturb.
