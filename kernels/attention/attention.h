@@ -1,6 +1,6 @@
 // Scaled dot-product attention of packed query rows over blocks of keys and values (Vaswani et al., 2017).
 //
-//   out[h] = softmax(scale * q[h] . K[h]^T [+ position_bias]) V[h]
+//   out[h] = softmax(scale * q[h] . K[h]^T) V[h]
 //
 // One kernel serves encoder self-attention (all tokens of the sequence), causal decoder self-attention (the tokens
 // so far) and cross-attention (the source's tokens): they differ only in the list of blocks and in `tokens`.
