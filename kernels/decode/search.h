@@ -18,6 +18,11 @@
 
 namespace koine::kernels {
 
+// When beam search ends although live hypotheses are left. kNo: when the worst kept score is at least what the best live
+// one would have at its present length. kYes: when `beam_size` hypotheses have finished. kNever: as kNo, but with the
+// score that the best live one would have at max_tokens, if length_penalty is above 0.
+enum class EarlyStopping : uint8_t { kNo, kYes, kNever };
+
 struct SearchOptions {
   // Change results:
   int beam_size = 1;       // 1 is greedy

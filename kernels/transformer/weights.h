@@ -40,6 +40,7 @@ struct TransformerConfig {
   Activation activation = Activation::kRelu;
   float attention_scale = 1;
   float embedding_scale = 1;
+  float output_scale = 1;  // of the decoder's final rows, before the output table
   int64_t max_positions = 0;
   std::vector<LayerOwner> encoder_layers;  // one entry a layer
   std::vector<LayerOwner> decoder_layers;

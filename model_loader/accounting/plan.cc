@@ -156,6 +156,7 @@ Counts SharedCounts(const PlanShape& shape) {
     counts[Component::kPositions] += Count(shape.position_rows) * shape.d_model;
     counts[Component::kPositions] += Count(shape.relative_position_buckets) * shape.heads;
   }
+  counts[Component::kPooling] += Count(shape.pooling_dense) * (Count(shape.d_model) + (shape.pooling_bias ? 1 : 0));
   if (shape.shared_embedding) AddVocabulary(shape, counts);
   return counts;
 }
@@ -265,6 +266,7 @@ absl::Status CheckShape(const PlanShape& shape) {
   at_least("d_ffn", shape.d_ffn, 0);
   at_least("position rows", shape.position_rows, 0);
   at_least("relative position buckets", shape.relative_position_buckets, 0);
+  at_least("pooling's dense layer", shape.pooling_dense, 0);
   at_least("vocabulary rows", shape.vocabulary, 0);
   if (shape.adapter.kind == AdapterKind::kBottleneck || shape.adapter.kind == AdapterKind::kLora) {
     at_least("adapter rank", shape.adapter.rank, 1);
@@ -283,6 +285,7 @@ std::string WhatIsCounted(const PlanShape& shape) {
   part(shape.norms, "norms");
   if (shape.position_rows > 0) in.push_back("learned positions");
   if (shape.relative_position_buckets > 0) in.push_back("relative positions");
+  if (shape.pooling_dense > 0) in.push_back("a dense layer after pooling");
   if (shape.vocabulary > 0) {
     std::string table = absl::StrCat("a table of ", Grouped(shape.vocabulary), " rows",
                                      shape.shared_embedding ? " for all languages" : " for each language");
@@ -424,6 +427,13 @@ PlanShape ShapeOf(const ModelConfig& config, const AdapterConfig& adapter, int64
   shape.final_norm = architecture.final_norm;
   shape.embedding_norm = architecture.embedding_norm;
   shape.position_rows = config.positions.type == PositionType::kLearned ? config.positions.max_positions : 0;
+  if (config.positions.type == PositionType::kRelativeBuckets) {
+    shape.relative_position_buckets = config.positions.buckets;
+  }
+  if (config.pooling.dense.has_value()) {
+    shape.pooling_dense = config.pooling.dense->size;
+    shape.pooling_bias = config.pooling.dense->bias;
+  }
   shape.vocabulary = vocabulary;
   shape.shared_embedding = config.shared_embedding;
   shape.tied_output = architecture.tied_output;

@@ -82,6 +82,8 @@ struct PlanShape {
 
   int64_t position_rows = 0;              // learned tables: rows a stack
   int64_t relative_position_buckets = 0;  // T5: one table [buckets, H] a stack
+  int64_t pooling_dense = 0;              // size of a dense layer after pooling, with a bias where pooling_bias
+  bool pooling_bias = true;
 
   int64_t vocabulary = 0;                        // rows of one table
   bool shared_embedding = false;                 // one table for all languages

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <cstddef>
 #include <map>
 #include <optional>
@@ -20,6 +21,7 @@ namespace koine::model_loader {
 namespace {
 
 using kernels::Activation;
+using kernels::EarlyStopping;
 using kernels::LayerOwner;
 using kernels::NormType;
 using nlohmann::json;
@@ -33,10 +35,16 @@ constexpr int64_t kMaxFfnWidth = 1'048'576;  // 16 * 65,536
 constexpr int64_t kMaxHeads = 1'024;
 constexpr int64_t kMaxLayers = 1'024;
 constexpr int64_t kMaxPositions = 1'048'576;
-// Sinusoidal tables are computed, so no file proves their size: 2^26 floats are 256 MiB.
+constexpr int64_t kMaxBuckets = 4'096;
+// Sinusoidal tables, and those by relative position, are computed, so no file proves their size: 2^26 floats are 256
+// MiB.
 constexpr int64_t kMaxComputedPositions = int64_t{1} << 26;
 constexpr int64_t kMaxRank = 65'536;
 constexpr double kMaxScale = 1e6;
+
+constexpr int kMaxBeams = 1'024;
+constexpr double kMaxLengthPenalty = 10;
+constexpr size_t kMaxPrompts = 64;
 
 const std::vector<std::pair<std::string, Activation>>& Activations() {
   static const auto& values = *new std::vector<std::pair<std::string, Activation>>{{"relu", Activation::kRelu},
@@ -46,12 +54,21 @@ const std::vector<std::pair<std::string, Activation>>& Activations() {
   return values;
 }
 
-std::string ActivationName(Activation activation) {
-  for (const auto& [name, value] : Activations()) {
-    if (value == activation) return name;
+const std::vector<std::pair<std::string, DenseActivation>>& DenseActivations() {
+  static const auto& values = *new std::vector<std::pair<std::string, DenseActivation>>{
+      {"tanh", DenseActivation::kTanh}, {"identity", DenseActivation::kIdentity}};
+  return values;
+}
+
+template <typename T>
+std::string NameOf(const std::vector<std::pair<std::string, T>>& names, T value) {
+  for (const auto& [name, named] : names) {
+    if (named == value) return name;
   }
   return "";
 }
+
+std::string ActivationName(Activation activation) { return NameOf(Activations(), activation); }
 
 // Language codes are folder names: no separators, no dots, nothing a shell or a path would take for more.
 bool IsLanguageCode(const std::string& code) {
@@ -206,12 +223,31 @@ AdapterConfig ReadAdapter(Fields fields) {
   return adapter;
 }
 
-Positions ReadPositions(Fields fields, int64_t d_model) {
+Positions ReadPositions(Fields fields, int64_t d_model, int64_t heads) {
   Positions positions;
-  positions.type = fields.Enum<PositionType>(
-      "type", {{"sinusoidal", PositionType::kSinusoidal}, {"learned", PositionType::kLearned}});
-  positions.first_position = fields.Int("first_position", 0, kMaxPositions - 1, 0);
+  positions.type = fields.Enum<PositionType>("type", {{"sinusoidal", PositionType::kSinusoidal},
+                                                      {"learned", PositionType::kLearned},
+                                                      {"relative_buckets", PositionType::kRelativeBuckets}});
   positions.max_positions = fields.Int("max_positions", 1, kMaxPositions);
+  if (positions.type == PositionType::kRelativeBuckets) {
+    positions.buckets = fields.Int("buckets", 4, kMaxBuckets, 32);
+    positions.max_distance = fields.Int("max_distance", 2, kMaxPositions, 128);
+    if (positions.buckets % 2 != 0) {
+      fields.Fault("buckets", absl::StrCat("must be even, not ", positions.buckets));
+    }
+    // Half of the decoder's buckets hold one distance each; the others are for larger ones.
+    if (positions.max_distance <= positions.buckets / 2) {
+      fields.Fault("max_distance", absl::StrCat("must be more than half the buckets, ", positions.buckets / 2));
+    }
+    if (positions.max_positions > kMaxComputedPositions / (2 * heads)) {
+      fields.Fault("max_positions",
+                   absl::StrCat("2 * ", positions.max_positions, " distances of ", heads, " heads exceed the ",
+                                kMaxComputedPositions, " values a computed table may have"));
+    }
+    fields.Done();
+    return positions;
+  }
+  positions.first_position = fields.Int("first_position", 0, kMaxPositions - 1, 0);
   if (positions.first_position >= positions.max_positions && fields.present()) {
     fields.Fault("first_position", absl::StrCat("is ", positions.first_position, ", which leaves none of the ",
                                                 positions.max_positions, " max_positions"));
@@ -274,7 +310,10 @@ void ReadArchitecture(Fields fields, ModelConfig& config) {
   if (!decodes && !architecture.tied_output) fields.Fault("tied_output", "an encoder has no output projection");
   if (!decodes && architecture.output_bias) fields.Fault("output_bias", "an encoder has no output projection");
 
-  config.positions = ReadPositions(fields.Object("positions", true), architecture.d_model);
+  architecture.output_scale = static_cast<float>(fields.Number("output_scale", 1e-20, false, kMaxScale, 1));
+  if (!decodes && architecture.output_scale != 1) fields.Fault("output_scale", "an encoder has no output projection");
+
+  config.positions = ReadPositions(fields.Object("positions", true), architecture.d_model, architecture.heads);
   architecture.max_positions = std::max<int64_t>(0, config.positions.max_positions - config.positions.first_position);
   fields.Done();
 }
@@ -321,7 +360,7 @@ void ReadPrompt(Fields fields, ModelConfig& config) {
   }
   if (config.kind == ModelKind::kEncoderDecoder) {
     prompt.decoder_start = fields.String("decoder_start");
-    CheckElement(fields, "decoder_start", prompt.decoder_start, {});
+    CheckElement(fields, "decoder_start", prompt.decoder_start, {"$target"});
     const json* start = fields.Any("decoder_start");
     if (start != nullptr && start->is_string() && prompt.decoder_start.empty()) {
       fields.Fault("decoder_start", "must be a piece");
@@ -360,6 +399,78 @@ void ReadPooling(Fields fields, ModelConfig& config) {
       fields.Enum<PoolingMode>("mode", {{"mean", PoolingMode::kMean}, {"cls", PoolingMode::kCls}}, PoolingMode::kMean);
   config.pooling.includes_eos = fields.Bool("includes_eos", true);
   config.pooling.normalize = fields.Bool("normalize", true);
+  Fields dense = fields.Object("dense", false);
+  if (dense.present()) {
+    PoolingDense layer;
+    layer.size = dense.Int("size", 1, kMaxModelWidth);
+    layer.activation = dense.Enum("activation", DenseActivations());
+    layer.bias = dense.Bool("bias", true);
+    config.pooling.dense = layer;
+  }
+  dense.Done();
+  fields.Done();
+}
+
+// Names are words of requests, where "none" means no prompt.
+void ReadTextPrompts(Fields& fields, ModelConfig& config) {
+  const json* value = fields.Any("prompts");
+  if (value != nullptr && (!value->is_object() || value->size() > kMaxPrompts)) {
+    fields.Fault("prompts", absl::StrCat("must be an object of at most ", kMaxPrompts, " texts by names"));
+  } else if (value != nullptr) {
+    Fields prompts = fields.Object("prompts", false);
+    for (const auto& [name, text] : value->items()) {
+      std::string read = prompts.String(name.c_str());
+      if (!IsLanguageCode(name) || name == "none") {
+        fields.Fault("prompts", absl::StrCat("\"", Printable(name), "\" is no name of a prompt (", kCodeRule,
+                                             ", and not \"none\")"));
+        continue;
+      }
+      if (text.is_string() && read.empty()) prompts.Fault(name, "must be a text");
+      config.prompts.emplace(name, std::move(read));
+    }
+  }
+  config.default_prompt = fields.String("default_prompt", "");
+  if (!config.default_prompt.empty() && config.prompts.count(config.default_prompt) == 0) {
+    fields.Fault("default_prompt",
+                 absl::StrCat("\"", Printable(config.default_prompt), "\" is no name of \"prompts\""));
+  }
+}
+
+void ReadGeneration(Fields fields, ModelConfig& config) {
+  if (!fields.present()) return;
+  Generation& generation = config.generation;
+  if (config.kind == ModelKind::kEncoder) fields.Fault("", "an encoder generates nothing");
+  const auto integer = [&fields](const char* key, int64_t minimum, int64_t maximum) -> std::optional<int64_t> {
+    if (fields.Any(key) == nullptr) return std::nullopt;
+    return fields.Int(key, minimum, maximum);
+  };
+  if (const auto beams = integer("beam_size", 1, kMaxBeams)) generation.beam_size = static_cast<int>(*beams);
+  generation.max_tokens = integer("max_tokens", 1, kMaxPositions);
+  generation.min_tokens = integer("min_tokens", 0, kMaxPositions);
+  if (generation.max_tokens.has_value() && generation.min_tokens.value_or(0) > *generation.max_tokens) {
+    fields.Fault("min_tokens",
+                 absl::StrCat("is ", *generation.min_tokens, ", more than max_tokens ", *generation.max_tokens));
+  }
+  if (const json* penalty = fields.Any("length_penalty"); penalty != nullptr) {
+    const double number = penalty->is_number() ? penalty->get<double>() : std::nan("");
+    if (std::abs(number) <= kMaxLengthPenalty) {
+      generation.length_penalty = number;
+    } else {
+      fields.Fault("length_penalty",
+                   absl::StrCat("must be a number from -", kMaxLengthPenalty, " to ", kMaxLengthPenalty));
+    }
+  }
+  if (const json* stopping = fields.Any("early_stopping"); stopping != nullptr) {
+    if (stopping->is_boolean()) {
+      generation.early_stopping = stopping->get<bool>() ? EarlyStopping::kYes : EarlyStopping::kNo;
+    } else if (*stopping == "never") {
+      generation.early_stopping = EarlyStopping::kNever;
+    } else {
+      fields.Fault("early_stopping", "must be true, false or \"never\"");
+    }
+  }
+  generation.suppressed = fields.Strings("suppressed", false);
+  generation.forced_end = fields.Bool("forced_end", false);
   fields.Done();
 }
 
@@ -520,6 +631,22 @@ ordered_json TokenizerJson(const TokenizerConfig& tokenizer) {
   return result;
 }
 
+ordered_json GenerationJson(const Generation& generation) {
+  ordered_json result = ordered_json::object();
+  if (generation.beam_size.has_value()) result["beam_size"] = *generation.beam_size;
+  if (generation.length_penalty.has_value()) result["length_penalty"] = *generation.length_penalty;
+  if (generation.early_stopping == EarlyStopping::kNever) {
+    result["early_stopping"] = "never";
+  } else if (generation.early_stopping.has_value()) {
+    result["early_stopping"] = *generation.early_stopping == EarlyStopping::kYes;
+  }
+  if (generation.max_tokens.has_value()) result["max_tokens"] = *generation.max_tokens;
+  if (generation.min_tokens.has_value()) result["min_tokens"] = *generation.min_tokens;
+  if (!generation.suppressed.empty()) result["suppressed"] = generation.suppressed;
+  if (generation.forced_end) result["forced_end"] = true;
+  return result;
+}
+
 ordered_json OwnLayers(const std::vector<LayerOwner>& layers) {
   ordered_json result = ordered_json::array();
   for (size_t i = 0; i < layers.size(); ++i) {
@@ -554,6 +681,12 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view text, const std::s
   ReadPrompt(fields.Object("prompt", true), config);
   ReadSpecialTokens(fields.Object("special_tokens", true), config);
   ReadPooling(fields.Object("pooling", false), config);
+  ReadTextPrompts(fields, config);
+  ReadGeneration(fields.Object("generation", false), config);
+  if (fields.Any("max_source_tokens") != nullptr) {
+    config.max_source_tokens =
+        fields.Int("max_source_tokens", 1, std::max<int64_t>(1, config.architecture.max_positions));
+  }
   ReadLanguages(fields, config);
   ReadZeroShotPairs(fields, config);
   config.tokenizer = ReadTokenizer(fields.Object("tokenizer", false));
@@ -630,16 +763,23 @@ std::string ToJson(const ModelConfig& config) {
   shape["attention_scale"] = Decimal(architecture.attention_scale);
   shape["embedding_scale"] = Decimal(architecture.embedding_scale);
   shape["embedding_norm"] = architecture.embedding_norm;
+  if (architecture.output_scale != 1) shape["output_scale"] = Decimal(architecture.output_scale);
   ordered_json& positions = shape["positions"];
   if (config.positions.type == PositionType::kSinusoidal) {
     positions["type"] = "sinusoidal";
     positions["layout"] = "sin_then_cos";
     positions["base"] = config.positions.base;
     positions["exponent"] = config.positions.exponent_half_minus_one ? "i/(d_model/2-1)" : "2i/d_model";
+  } else if (config.positions.type == PositionType::kRelativeBuckets) {
+    positions["type"] = "relative_buckets";
+    positions["buckets"] = config.positions.buckets;
+    positions["max_distance"] = config.positions.max_distance;
   } else {
     positions["type"] = "learned";
   }
-  positions["first_position"] = config.positions.first_position;
+  if (config.positions.type != PositionType::kRelativeBuckets) {
+    positions["first_position"] = config.positions.first_position;
+  }
   positions["max_positions"] = config.positions.max_positions;
   shape["tied_output"] = architecture.tied_output;
   shape["output_bias"] = architecture.output_bias;
@@ -666,6 +806,17 @@ std::string ToJson(const ModelConfig& config) {
   root["pooling"] = {{"mode", config.pooling.mode == PoolingMode::kMean ? "mean" : "cls"},
                      {"includes_eos", config.pooling.includes_eos},
                      {"normalize", config.pooling.normalize}};
+  if (config.pooling.dense.has_value()) {
+    const PoolingDense& dense = *config.pooling.dense;
+    root["pooling"]["dense"] = {
+        {"size", dense.size}, {"activation", NameOf(DenseActivations(), dense.activation)}, {"bias", dense.bias}};
+  }
+  if (!config.prompts.empty()) root["prompts"] = config.prompts;
+  if (!config.default_prompt.empty()) root["default_prompt"] = config.default_prompt;
+  if (ordered_json generation = GenerationJson(config.generation); !generation.empty()) {
+    root["generation"] = std::move(generation);
+  }
+  if (config.max_source_tokens > 0) root["max_source_tokens"] = config.max_source_tokens;
   if (!config.zero_shot_pairs.empty()) {
     for (const LanguagePair& pair : config.zero_shot_pairs) {
       root["zero_shot_pairs"].push_back(absl::StrCat(pair.source, "-", pair.target));

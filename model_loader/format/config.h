@@ -6,12 +6,14 @@
 #define KOINE_MODEL_LOADER_FORMAT_CONFIG_H_
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "kernels/decode/search.h"
 #include "kernels/transformer/weights.h"
 #include "model_loader/format/tokenizer_config.h"
 
@@ -21,8 +23,9 @@ inline constexpr int kFormatVersion = 1;
 
 enum class ModelKind : uint8_t { kEncoderDecoder, kEncoder };
 enum class LayerScope : uint8_t { kAttention, kLayer };
-enum class PositionType : uint8_t { kSinusoidal, kLearned };
+enum class PositionType : uint8_t { kSinusoidal, kLearned, kRelativeBuckets };
 enum class PoolingMode : uint8_t { kMean, kCls };
+enum class DenseActivation : uint8_t { kTanh, kIdentity };
 enum class AdapterKind : uint8_t { kNone, kScale, kBottleneck, kLora };
 
 struct Positions {
@@ -31,6 +34,8 @@ struct Positions {
   bool exponent_half_minus_one = true;  // "i/(d_model/2-1)"; false: "2i/d_model"
   int64_t first_position = 0;           // row of the first token
   int64_t max_positions = 0;            // rows of the table; usable length is max_positions - first_position
+  int64_t buckets = 32;                 // relative buckets: rows of each stack's table
+  int64_t max_distance = 128;           // relative buckets: from here on everything is in the last bucket
 };
 
 struct AdapterConfig {
@@ -42,7 +47,7 @@ struct AdapterConfig {
   bool rank_stabilised = false;  // lora: alpha/sqrt(r), not alpha/r
 };
 
-// Prompt elements: "$text", "$source", "$target" or a piece.
+// Prompt elements: "$text", "$source", "$target" or a piece; decoder_start is "$target" or a piece.
 struct Prompt {
   std::vector<std::string> source;
   std::string decoder_start;
@@ -53,10 +58,28 @@ struct SpecialTokens {
   int32_t pad = -1, bos = -1, eos = -1, unk = -1;
 };
 
+// A layer between pooling and normalising: tensors pooling.dense.*.
+struct PoolingDense {
+  int64_t size = 0;
+  DenseActivation activation = DenseActivation::kTanh;
+  bool bias = true;
+};
+
 struct Pooling {
   PoolingMode mode = PoolingMode::kMean;
   bool includes_eos = true;
   bool normalize = true;
+  std::optional<PoolingDense> dense;
+};
+
+// What a request gets where it is silent; absent: the server's own defaults.
+struct Generation {
+  std::optional<int> beam_size;
+  std::optional<double> length_penalty;
+  std::optional<kernels::EarlyStopping> early_stopping;
+  std::optional<int64_t> max_tokens, min_tokens;  // generated, end mark included
+  std::vector<std::string> suppressed;            // pieces that are never generated
+  bool forced_end = false;                        // the last of max_tokens tokens is the end mark
 };
 
 struct LanguagePair {
@@ -75,8 +98,16 @@ struct ModelConfig {
   SpecialTokens special_tokens;
   std::optional<TokenizerConfig> tokenizer;  // absent: tokenizer.model, SentencePiece with its own ids
   Pooling pooling;
+  std::map<std::string, std::string> prompts;  // name -> text that goes before the user's text
+  std::string default_prompt;                  // a name of `prompts`; empty: none
+  Generation generation;
+  int64_t max_source_tokens = 0;  // prompt tokens included; 0: what the positions allow
   std::vector<LanguagePair> zero_shot_pairs;
   std::vector<std::string> languages;  // order of the listing, and what readiness requires
+
+  int64_t longest_source() const { return max_source_tokens > 0 ? max_source_tokens : architecture.max_positions; }
+  // Numbers of one sentence vector.
+  int64_t embedding_size() const { return pooling.dense.has_value() ? pooling.dense->size : architecture.d_model; }
 };
 
 struct LanguageConfig {

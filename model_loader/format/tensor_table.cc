@@ -224,6 +224,8 @@ std::string_view Name(Component component) {
       return "own_layers";
     case Component::kPositions:
       return "positions";
+    case Component::kPooling:
+      return "pooling";
     case Component::kVocabularyIds:
       return "vocabulary_ids";
   }
@@ -239,6 +241,8 @@ std::vector<TensorSpec> SharedTensors(const ModelConfig& config) {
     if (config.positions.type == PositionType::kLearned) {
       table.Add(stack + ".positions.weight", {config.positions.max_positions, architecture.d_model},
                 Component::kPositions);
+    } else if (config.positions.type == PositionType::kRelativeBuckets) {
+      table.Add(stack + ".relative_bias.weight", {config.positions.buckets, architecture.heads}, Component::kPositions);
     }
     if (architecture.embedding_norm) table.Norm(stack + ".embedding_norm");
     for (size_t i = 0; i < side.layers.size(); ++i) {
@@ -252,6 +256,9 @@ std::vector<TensorSpec> SharedTensors(const ModelConfig& config) {
       AddLayerRest(side, layer, table);
     }
     if (architecture.final_norm) table.Norm(stack + ".final_norm");
+  }
+  if (const std::optional<PoolingDense>& dense = config.pooling.dense; dense.has_value()) {
+    table.Linear("pooling.dense", dense->size, architecture.d_model, Component::kPooling, dense->bias);
   }
   return table.Take();
 }

@@ -30,6 +30,7 @@ enum class Component : uint8_t {
   kOwnHeads,
   kOwnLayers,
   kPositions,
+  kPooling,
   kVocabularyIds,  // not parameters: counted in bytes, not in parameters
 };
 std::string_view Name(Component component);  // "attention_q", ...

@@ -239,8 +239,10 @@ RandomModel Draw(Dice& dice) {
   architecture.embedding_norm = dice.Flip();
   architecture.tied_output = dice.Flip();
   architecture.output_bias = dice.Flip();
-  config.positions.type = dice.Flip() ? PositionType::kLearned : PositionType::kSinusoidal;
+  config.positions.type = static_cast<PositionType>(dice.Between(0, 2));
   config.positions.max_positions = dice.Between(1, 100);
+  config.positions.buckets = 2 * dice.Between(2, 20);
+  if (dice.Flip()) config.pooling.dense = PoolingDense{dice.Between(1, 100), DenseActivation::kTanh, dice.Flip()};
   config.shared_embedding = dice.Between(0, 3) == 0;
   model.adapter.kind = static_cast<AdapterKind>(dice.Between(0, 3));
   model.adapter.scale_self_attention = dice.Flip();

@@ -302,15 +302,137 @@ TEST(ModelJson, PromptsAreHeldAgainstTheirWords) {
   EXPECT_THAT(With("/prompt/source", {"$text", "$text"}), HasSubstr("\"$text\" exactly once"));
   EXPECT_THAT(With("/prompt/source", {"$test", "$text"}), HasSubstr("\"$test\" has no meaning here"));
   EXPECT_THAT(With("/prompt/source", {"", "$text"}), HasSubstr("non-empty strings"));
-  EXPECT_THAT(With("/prompt/decoder_start", "$target"), HasSubstr("a piece is expected"));
+  EXPECT_THAT(With("/prompt/decoder_start", "$source"), HasSubstr("$target or a piece"));
   EXPECT_THAT(With("/prompt/decoder_start", ""), HasSubstr("must be a piece"));
   EXPECT_THAT(With("/prompt/decoder_forced", {"$text"}), HasSubstr("has no meaning here"));
   json model = Complete();
   model["prompt"]["source"] = {"$source", "$", "$text", "</s>"};
   model["prompt"]["decoder_forced"] = {"$target"};
+  model["prompt"]["decoder_start"] = "$target";
   const ModelConfig config = Good(model);
+  EXPECT_EQ(config.prompt.decoder_start, "$target");
   EXPECT_EQ(config.prompt.source.size(), 4U) << "a lone $ is a piece";
   EXPECT_EQ(config.prompt.decoder_forced, std::vector<std::string>{"$target"});
+}
+
+TEST(ModelJson, RelativeBucketsHaveNoTableOfPositions) {
+  json model = Complete();
+  json& positions = model["architecture"]["positions"];
+  positions = {{"type", "relative_buckets"}, {"max_positions", 512}};
+  ModelConfig config = Good(model);
+  EXPECT_EQ(config.positions.type, PositionType::kRelativeBuckets);
+  EXPECT_EQ(config.positions.buckets, 32);
+  EXPECT_EQ(config.positions.max_distance, 128);
+  EXPECT_EQ(config.architecture.max_positions, 512);
+  positions["buckets"] = 6;
+  positions["max_distance"] = 4;
+  config = Good(model);
+  EXPECT_EQ(config.positions.buckets, 6);
+  EXPECT_EQ(config.positions.max_distance, 4);
+  const auto fault = [&model](const char* key, const json& value) {
+    json changed = model;
+    changed["architecture"]["positions"][key] = value;
+    return Fault(changed);
+  };
+  EXPECT_THAT(fault("buckets", 7), HasSubstr("must be even"));
+  EXPECT_THAT(fault("buckets", 2), HasSubstr("from 4 to 4096"));
+  EXPECT_THAT(fault("buckets", 4098), HasSubstr("from 4 to 4096"));
+  EXPECT_THAT(fault("buckets", 8), HasSubstr("more than half the buckets, 4"));
+  EXPECT_THAT(fault("first_position", 0), HasSubstr("positions.first_position: unknown key"));
+  model["architecture"]["heads"] = 64;
+  model["architecture"]["d_head"] = 4;
+  // 2^26 / (2 * 64) = 524,288.
+  EXPECT_THAT(fault("max_positions", 524'289), HasSubstr("2 * 524289 distances of 64 heads exceed"));
+}
+
+TEST(ModelJson, OutputScaleNeedsAnOutput) {
+  json model = Complete();
+  EXPECT_EQ(Good(model).architecture.output_scale, 1.0F);
+  model["architecture"]["output_scale"] = 0.125;
+  EXPECT_EQ(Good(model).architecture.output_scale, 0.125F);
+  EXPECT_THAT(With("/architecture/output_scale", 0), HasSubstr("architecture.output_scale"));
+  json encoder = Encoder();
+  encoder["architecture"]["output_scale"] = 0.5;
+  EXPECT_THAT(Fault(encoder), HasSubstr("no output projection"));
+}
+
+TEST(ModelJson, PoolingMayEndInADenseLayer) {
+  json model = Encoder();
+  EXPECT_FALSE(Good(model).pooling.dense.has_value());
+  EXPECT_EQ(Good(model).embedding_size(), 256);
+  model["pooling"]["dense"] = {{"size", 48}, {"activation", "tanh"}};
+  ModelConfig config = Good(model);
+  ASSERT_TRUE(config.pooling.dense.has_value());
+  EXPECT_EQ(config.pooling.dense->size, 48);
+  EXPECT_EQ(config.pooling.dense->activation, DenseActivation::kTanh);
+  EXPECT_TRUE(config.pooling.dense->bias);
+  EXPECT_EQ(config.embedding_size(), 48);
+  model["pooling"]["dense"] = {{"size", 1}, {"activation", "identity"}, {"bias", false}};
+  config = Good(model);
+  EXPECT_EQ(config.pooling.dense->activation, DenseActivation::kIdentity);
+  EXPECT_FALSE(config.pooling.dense->bias);
+  EXPECT_THAT(With("/pooling/dense", {{"size", 65'537}, {"activation", "relu"}}),
+              AllOf(HasSubstr("pooling.dense.size"), HasSubstr("\"tanh\" or \"identity\", not \"relu\"")));
+}
+
+TEST(ModelJson, TextPromptsHaveNames) {
+  json model = Complete();
+  EXPECT_TRUE(Good(model).prompts.empty());
+  model["prompts"] = {{"query", "query: "}, {"passage", "passage: "}};
+  EXPECT_EQ(Good(model).default_prompt, "");
+  model["default_prompt"] = "passage";
+  const ModelConfig config = Good(model);
+  EXPECT_EQ(config.prompts, (std::map<std::string, std::string>{{"query", "query: "}, {"passage", "passage: "}}));
+  EXPECT_EQ(config.default_prompt, "passage");
+  model["default_prompt"] = "search";
+  EXPECT_THAT(Fault(model), HasSubstr("default_prompt: \"search\" is no name of \"prompts\""));
+  EXPECT_THAT(With("/prompts", {"query: "}), HasSubstr("prompts: must be an object"));
+  EXPECT_THAT(With("/prompts", {{"none", "x"}}), HasSubstr("\"none\" is no name of a prompt"));
+  EXPECT_THAT(With("/prompts", {{"a b", "x"}}), HasSubstr("\"a b\" is no name of a prompt"));
+  EXPECT_THAT(With("/prompts", {{"a", ""}}), HasSubstr("prompts.a: must be a text"));
+  EXPECT_THAT(With("/prompts", {{"a", 1}}), HasSubstr("prompts.a: must be a string"));
+}
+
+TEST(ModelJson, GenerationDefaultsAreSetOrSilent) {
+  json model = Complete();
+  Generation generation = Good(model).generation;
+  EXPECT_FALSE(generation.beam_size.has_value());
+  EXPECT_FALSE(generation.length_penalty.has_value());
+  EXPECT_FALSE(generation.early_stopping.has_value());
+  EXPECT_FALSE(generation.max_tokens.has_value());
+  EXPECT_FALSE(generation.min_tokens.has_value());
+  EXPECT_FALSE(generation.forced_end);
+  model["generation"] = {{"beam_size", 5},  {"length_penalty", 0.6},   {"early_stopping", "never"}, {"max_tokens", 199},
+                         {"min_tokens", 2}, {"suppressed", {"<pad>"}}, {"forced_end", true}};
+  generation = Good(model).generation;
+  EXPECT_EQ(generation.beam_size, 5);
+  EXPECT_EQ(generation.length_penalty, 0.6);
+  EXPECT_EQ(generation.early_stopping, kernels::EarlyStopping::kNever);
+  EXPECT_EQ(generation.max_tokens, 199);
+  EXPECT_EQ(generation.min_tokens, 2);
+  EXPECT_EQ(generation.suppressed, std::vector<std::string>{"<pad>"});
+  EXPECT_TRUE(generation.forced_end);
+  model["generation"]["early_stopping"] = true;
+  EXPECT_EQ(Good(model).generation.early_stopping, kernels::EarlyStopping::kYes);
+  model["generation"]["early_stopping"] = false;
+  EXPECT_EQ(Good(model).generation.early_stopping, kernels::EarlyStopping::kNo);
+  EXPECT_THAT(With("/generation", {{"early_stopping", "always"}, {"beam_size", 0}, {"length_penalty", 11}}),
+              AllOf(HasSubstr("true, false or \"never\""), HasSubstr("generation.beam_size"),
+                    HasSubstr("generation.length_penalty: must be a number from -10 to 10")));
+  EXPECT_THAT(With("/generation", {{"max_tokens", 4}, {"min_tokens", 5}}), HasSubstr("more than max_tokens 4"));
+  EXPECT_THAT(With("/generation", {{"beams", 4}}), HasSubstr("generation.beams: unknown key"));
+  json encoder = Encoder();
+  encoder["generation"] = json::object();
+  EXPECT_THAT(Fault(encoder), HasSubstr("an encoder generates nothing"));
+}
+
+TEST(ModelJson, LongestSourceIsThatOfThePositionsUnlessSaid) {
+  json model = Complete();
+  EXPECT_EQ(Good(model).longest_source(), 1024);
+  model["max_source_tokens"] = 128;
+  EXPECT_EQ(Good(model).longest_source(), 128);
+  EXPECT_THAT(With("/max_source_tokens", 1025), HasSubstr("max_source_tokens: must be an integer from 1 to 1024"));
+  EXPECT_THAT(With("/max_source_tokens", 0), HasSubstr("max_source_tokens: must be an integer from 1 to 1024"));
 }
 
 TEST(ModelJson, LanguageCodesAreSafeFolderNames) {

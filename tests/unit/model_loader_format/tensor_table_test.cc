@@ -92,6 +92,26 @@ TEST(SharedTensors, HoldTheSharedPartOfEveryLayer) {
   EXPECT_EQ(shapes.count("encoder.layers.0.cross_attn.q.weight"), 0U) << "the encoder has no cross-attention";
 }
 
+TEST(SharedTensors, HoldRelativePositionsAndTheDenseLayerOfPooling) {
+  ModelConfig config = Config();
+  config.positions.type = PositionType::kRelativeBuckets;
+  config.positions.buckets = 8;
+  config.pooling.dense = PoolingDense{5, DenseActivation::kTanh, true};
+  std::vector<TensorSpec> specs = SharedTensors(config);
+  // All H = 3 heads, the language's own included.
+  EXPECT_EQ(Spec(specs, "encoder.relative_bias.weight").shape, (std::vector<int64_t>{8, 3}));
+  EXPECT_EQ(Spec(specs, "decoder.relative_bias.weight").shape, (std::vector<int64_t>{8, 3}));
+  EXPECT_EQ(Spec(specs, "decoder.relative_bias.weight").component, Component::kPositions);
+  EXPECT_EQ(Spec(specs, "pooling.dense.weight").shape, (std::vector<int64_t>{5, 6}));
+  EXPECT_EQ(Spec(specs, "pooling.dense.weight").component, Component::kPooling);
+  EXPECT_EQ(Spec(specs, "pooling.dense.bias").shape, std::vector<int64_t>{5});
+  config.pooling.dense->bias = false;
+  config.kind = ModelKind::kEncoder;
+  specs = SharedTensors(config);
+  EXPECT_EQ(NamesWith(specs, "pooling"), std::set<std::string>{"pooling.dense.weight"});
+  EXPECT_EQ(NamesWith(specs, "relative_bias"), std::set<std::string>{"encoder.relative_bias.weight"});
+}
+
 TEST(LanguageTensors, HoldTableOwnHeadsAndOwnLayers) {
   const std::vector<TensorSpec> specs = LanguageTensors(Config(), AdapterConfig());
   const Shapes shapes = ShapesOf(specs);
