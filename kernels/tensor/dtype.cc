@@ -1,7 +1,5 @@
 #include "kernels/tensor/dtype.h"
 
-#include <cmath>
-
 namespace koine::kernels {
 
 size_t SizeOf(DType dtype) {
@@ -45,15 +43,6 @@ std::optional<DType> DTypeFromName(std::string_view name) {
 
 const char* Name(Precision precision) { return precision == Precision::kF32 ? "f32" : "bf16"; }
 
-float FromFloat16(uint16_t bits) {
-  const int exponent = (bits >> 10) & 0x1f;
-  const int mantissa = bits & 0x3ff;
-  const float sign = (bits & 0x8000) != 0 ? -1.0F : 1.0F;
-  if (exponent == 0x1f) return mantissa != 0 ? NAN : sign * INFINITY;
-  if (exponent == 0) return sign * std::ldexp(static_cast<float>(mantissa), -24);
-  return sign * std::ldexp(static_cast<float>(mantissa | 0x400), exponent - 25);
-}
-
 void ConvertToF32(const void* source, DType dtype, int64_t count, float* destination) {
   if (dtype == DType::kF32) {
     std::memcpy(destination, source, static_cast<size_t>(count) * sizeof(float));
@@ -64,6 +53,18 @@ void ConvertToF32(const void* source, DType dtype, int64_t count, float* destina
     uint16_t bits;
     std::memcpy(&bits, bytes + 2 * i, sizeof(bits));
     destination[i] = dtype == DType::kBF16 ? FromBFloat16(bits) : FromFloat16(bits);
+  }
+}
+
+void ConvertFromF32(const float* source, DType dtype, int64_t count, void* destination) {
+  if (dtype == DType::kF32) {
+    std::memcpy(destination, source, static_cast<size_t>(count) * sizeof(float));
+    return;
+  }
+  auto* bytes = static_cast<unsigned char*>(destination);
+  for (int64_t i = 0; i < count; ++i) {
+    const uint16_t bits = dtype == DType::kBF16 ? ToBFloat16(source[i]) : ToFloat16(source[i]);
+    std::memcpy(bytes + 2 * i, &bits, sizeof(bits));
   }
 }
 

@@ -350,4 +350,14 @@ void SafetensorsFile::DropPages() const {
   if (mapping_ != nullptr) madvise(mapping_, mapped_bytes_, MADV_DONTNEED);
 }
 
+void SafetensorsFile::DropPages(absl::Span<const uint8_t> part) const {
+  if (mapping_ == nullptr) return;
+  // Only whole pages inside; the mapping is read-only and private, so that nothing can be lost.
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<uintptr_t>(part.data());
+  const uintptr_t first = (begin + page - 1) / page * page;
+  const uintptr_t last = (begin + part.size()) / page * page;
+  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+}
+
 }  // namespace koine::model_loader

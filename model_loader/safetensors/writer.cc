@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <utility>
 
 #include "absl/cleanup/cleanup.h"
@@ -17,24 +18,87 @@
 namespace koine::model_loader {
 namespace {
 
-absl::Status WriteAll(int fd, const void* bytes, size_t count) {
-  const char* next = static_cast<const char*>(bytes);
-  while (count > 0) {
-    const ssize_t written = write(fd, next, count);
-    if (written < 0) {
-      if (errno == EINTR) continue;
-      return absl::ErrnoToStatus(errno, "write failed");
+// The file being written: knows where it is, and does not let a large file fill the page cache.
+class Output {
+ public:
+  explicit Output(int fd) : fd_(fd) {}
+
+  absl::Status Append(absl::Span<const uint8_t> bytes) {
+    while (!bytes.empty()) {
+      // Views can be whole tables; pieces of a window keep the hand-over to the disk even.
+      const ssize_t written = write(fd_, bytes.data(), std::min(bytes.size(), kWindow));
+      if (written < 0) {
+        if (errno == EINTR) continue;
+        return absl::ErrnoToStatus(errno, "write failed");
+      }
+      bytes.remove_prefix(static_cast<size_t>(written));
+      position_ += static_cast<off_t>(written);
+      HandOver();
     }
-    next += written;
-    count -= static_cast<size_t>(written);
+    return absl::OkStatus();
   }
+
+ private:
+  // Long enough for disks to be written in long runs, short enough that a few of them never matter.
+  static constexpr size_t kWindow = size_t{32} << 20;
+
+  // Starts the writing of the window just filled, waits for the one before and drops its pages. Advice: where a file
+  // system does not take it, the final fsync does all the work.
+  void HandOver() {
+    constexpr auto kLength = static_cast<off_t>(kWindow);
+    while (position_ - started_ >= kLength) {
+      sync_file_range(fd_, started_, kLength, SYNC_FILE_RANGE_WRITE);
+      if (started_ >= kLength) {
+        const off_t before = started_ - kLength;
+        sync_file_range(fd_, before, kLength,
+                        SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+        posix_fadvise(fd_, before, kLength, POSIX_FADV_DONTNEED);
+      }
+      started_ += kLength;
+    }
+  }
+
+  const int fd_;
+  off_t position_ = 0;
+  off_t started_ = 0;  // end of the windows whose writing was started
+};
+
+absl::Span<const uint8_t> BytesOf(absl::string_view text) {
+  return absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(text.data()), text.size());
+}
+
+absl::Status Named(const absl::Status& status, absl::string_view name) {
+  return absl::Status(status.code(), absl::StrCat("tensor \"", name, "\": ", status.message()));
+}
+
+// f32 values to stored ones.
+absl::Status Convert(absl::Span<const float> values, kernels::DType dtype, absl::Span<uint8_t> chunk) {
+  if (dtype == kernels::DType::kF16) {
+    for (const float value : values) {
+      if (std::isfinite(value) && std::isinf(kernels::FromFloat16(kernels::ToFloat16(value)))) {
+        return absl::OutOfRangeError(
+            absl::StrCat("the value ", value, " is too large for F16 (65,504 at most); BF16 and F32 hold it"));
+      }
+    }
+  }
+  kernels::ConvertFromF32(values.data(), dtype, static_cast<int64_t>(values.size()), chunk.data());
   return absl::OkStatus();
+}
+
+absl::Status CheckFloatType(absl::string_view name, kernels::DType dtype) {
+  if (dtype == kernels::DType::kF32 || dtype == kernels::DType::kF16 || dtype == kernels::DType::kBF16) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(absl::StrCat("tensor \"", Printable({name.data(), name.size()}),
+                                                 "\": f32 values are written as F32, F16 or BF16, not as ",
+                                                 Absl(kernels::Name(dtype))));
 }
 
 }  // namespace
 
-absl::Status SafetensorsWriter::Add(std::string name, kernels::DType dtype, std::vector<int64_t> shape,
-                                    absl::Span<const uint8_t> data) {
+absl::StatusOr<SafetensorsWriter::Entry*> SafetensorsWriter::NewEntry(std::string name, kernels::DType dtype,
+                                                                      std::vector<int64_t> shape,
+                                                                      std::optional<size_t> given) {
   const auto fault = [&name](auto&&... parts) {
     return absl::InvalidArgumentError(absl::StrCat("tensor \"", Printable(name), "\": ", parts...));
   };
@@ -47,34 +111,70 @@ absl::Status SafetensorsWriter::Add(std::string name, kernels::DType dtype, std:
       return fault("shape ", ShapeToString(shape), " is negative or too large");
     }
   }
-  if (static_cast<uint64_t>(bytes) != data.size()) {
+  if (given.has_value() && static_cast<uint64_t>(bytes) != *given) {
     return fault("shape ", ShapeToString(shape), " of ", Absl(kernels::Name(dtype)), " takes ", bytes, " bytes, not ",
-                 data.size());
+                 *given);
   }
-  if (entries_.find(name) != entries_.end()) return fault("added twice");
-  entries_.emplace(std::move(name), Entry{dtype, std::move(shape), std::vector<uint8_t>(data.begin(), data.end())});
+  Entry entry;
+  entry.dtype = dtype;
+  entry.shape = std::move(shape);
+  entry.bytes = static_cast<uint64_t>(bytes);
+  const auto [at, fresh] = entries_.emplace(name, std::move(entry));
+  if (!fresh) return fault("added twice");
+  return &at->second;
+}
+
+absl::Status SafetensorsWriter::Add(std::string name, kernels::DType dtype, std::vector<int64_t> shape,
+                                    absl::Span<const uint8_t> data) {
+  const absl::StatusOr<Entry*> entry = NewEntry(std::move(name), dtype, std::move(shape), data.size());
+  if (entry.ok()) (*entry)->copy.assign(data.begin(), data.end());
+  return entry.status();
+}
+
+absl::Status SafetensorsWriter::AddView(std::string name, kernels::DType dtype, std::vector<int64_t> shape,
+                                        absl::Span<const uint8_t> data) {
+  const absl::StatusOr<Entry*> entry = NewEntry(std::move(name), dtype, std::move(shape), data.size());
+  if (entry.ok()) (*entry)->view = data;
+  return entry.status();
+}
+
+absl::Status SafetensorsWriter::AddRows(std::string name, kernels::DType dtype, std::vector<int64_t> shape,
+                                        RowSource source, std::function<void()> written) {
+  const absl::StatusOr<Entry*> entry = NewEntry(std::move(name), dtype, std::move(shape), std::nullopt);
+  if (!entry.ok()) return entry.status();
+  (*entry)->source = std::move(source);
+  (*entry)->written = std::move(written);
   return absl::OkStatus();
+}
+
+absl::Status SafetensorsWriter::AddF32Rows(std::string name, kernels::DType dtype, std::vector<int64_t> shape,
+                                           FloatRowSource source, std::function<void()> written) {
+  if (const absl::Status status = CheckFloatType(name, dtype); !status.ok()) return status;
+  const size_t element = kernels::SizeOf(dtype);
+  return AddRows(
+      std::move(name), dtype, std::move(shape),
+      [source = std::move(source), dtype, element](int64_t first, int64_t count, absl::Span<uint8_t> chunk) {
+        std::vector<float> values(chunk.size() / element);
+        const absl::Status status = source(first, count, absl::MakeSpan(values));
+        return status.ok() ? Convert(values, dtype, chunk) : status;
+      },
+      std::move(written));
 }
 
 absl::Status SafetensorsWriter::AddF32(std::string name, kernels::DType dtype, std::vector<int64_t> shape,
                                        absl::Span<const float> values) {
-  if (dtype == kernels::DType::kF32) {
-    return Add(std::move(name), dtype, std::move(shape),
-               absl::MakeConstSpan(reinterpret_cast<const uint8_t*>(values.data()), values.size() * sizeof(float)));
-  }
-  if (dtype != kernels::DType::kBF16) {
-    return absl::InvalidArgumentError(absl::StrCat("tensor \"", Printable(name),
-                                                   "\": f32 values are written as F32 or BF16, not as ",
-                                                   Absl(kernels::Name(dtype))));
-  }
-  std::vector<uint8_t> bytes;
-  bytes.reserve(values.size() * 2);
-  for (const float value : values) {
-    const uint16_t bits = kernels::ToBFloat16(value);
-    bytes.push_back(static_cast<uint8_t>(bits & 0xff));
-    bytes.push_back(static_cast<uint8_t>(bits >> 8));
+  if (const absl::Status status = CheckFloatType(name, dtype); !status.ok()) return status;
+  std::vector<uint8_t> bytes(values.size() * kernels::SizeOf(dtype));
+  if (const absl::Status status = Convert(values, dtype, absl::MakeSpan(bytes)); !status.ok()) {
+    return Named(status, name);
   }
   return Add(std::move(name), dtype, std::move(shape), bytes);
+}
+
+uint64_t SafetensorsWriter::data_bytes() const {
+  uint64_t bytes = 0;
+  for (const auto& [name, entry] : entries_) bytes += entry.bytes;
+  return bytes;
 }
 
 absl::Status SafetensorsWriter::Write(const std::string& path) const {
@@ -82,7 +182,7 @@ absl::Status SafetensorsWriter::Write(const std::string& path) const {
   header["__metadata__"] = {{"format", "koine"}};
   uint64_t offset = 0;
   for (const auto& [name, entry] : entries_) {
-    const uint64_t end = offset + entry.data.size();
+    const uint64_t end = offset + entry.bytes;
     header[name] = {
         {"dtype", std::string(kernels::Name(entry.dtype))}, {"shape", entry.shape}, {"data_offsets", {offset, end}}};
     offset = end;
@@ -106,10 +206,26 @@ absl::Status SafetensorsWriter::Write(const std::string& path) const {
     close(fd);
     unlink(temporary.c_str());
   };
-  absl::Status status = WriteAll(fd, length, sizeof(length));
-  if (status.ok()) status = WriteAll(fd, text.data(), text.size());
+  Output output(fd);
+  absl::Status status = output.Append(length);
+  if (status.ok()) status = output.Append(BytesOf(text));
+  std::vector<uint8_t> buffer;
   for (const auto& [name, entry] : entries_) {
-    if (status.ok()) status = WriteAll(fd, entry.data.data(), entry.data.size());
+    if (!status.ok()) break;
+    if (entry.source == nullptr) {
+      status = output.Append(entry.copy.empty() ? entry.view : absl::MakeConstSpan(entry.copy));
+      continue;
+    }
+    const int64_t rows = entry.bytes == 0 ? 0 : entry.shape.empty() ? 1 : entry.shape[0];
+    const size_t row_bytes = rows == 0 ? 0 : static_cast<size_t>(entry.bytes) / static_cast<size_t>(rows);
+    const int64_t piece = rows == 0 ? 1 : std::max<int64_t>(1, static_cast<int64_t>(kChunkBytes / row_bytes));
+    for (int64_t first = 0; first < rows && status.ok(); first += piece) {
+      const int64_t count = std::min(piece, rows - first);
+      buffer.resize(static_cast<size_t>(count) * row_bytes);
+      status = entry.source(first, count, absl::MakeSpan(buffer));
+      status = status.ok() ? output.Append(buffer) : Named(status, name);
+    }
+    if (status.ok() && entry.written != nullptr) entry.written();
   }
   if (!status.ok()) return absl::Status(status.code(), absl::StrCat(path, ": ", status.message()));
   // mkostemp makes files of mode 0600; a model is as readable as any other new file would be.

@@ -23,23 +23,6 @@ absl::Status MakeFolder(const fs::path& path) {
   return error ? Refused(path, error) : absl::OkStatus();
 }
 
-absl::Status WriteFile(const fs::path& path, std::string_view bytes) {
-  const fs::path half = path.string() + ".part";
-  {
-    std::ofstream stream(half, std::ios::binary | std::ios::trunc);
-    stream.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-    stream.close();
-    if (!stream) {
-      std::error_code ignored;
-      fs::remove(half, ignored);
-      return absl::UnknownError(absl::StrCat(path.string(), ": cannot be written"));
-    }
-  }
-  std::error_code error;
-  fs::rename(half, path, error);
-  return error ? Refused(path, error) : absl::OkStatus();
-}
-
 // Writes the tensors and holds the file against the table; leaves nothing if it does not fit.
 absl::Status WriteTensors(const fs::path& path, const SafetensorsWriter& tensors,
                           const std::vector<TensorSpec>& specs) {
@@ -58,15 +41,34 @@ absl::Status WriteTensors(const fs::path& path, const SafetensorsWriter& tensors
   return status;
 }
 
-// Fills a folder under a dot-name, then renames it; removes it if anything fails.
-template <typename Fill>
-absl::Status WriteFolder(const fs::path& path, const Fill& fill) {
+}  // namespace
+
+absl::Status WriteSmallFile(const std::string& path, std::string_view bytes) {
+  const fs::path half = path + ".part";
+  {
+    std::ofstream stream(half, std::ios::binary | std::ios::trunc);
+    stream.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+    stream.close();
+    if (!stream) {
+      std::error_code ignored;
+      fs::remove(half, ignored);
+      return absl::UnknownError(absl::StrCat(path, ": cannot be written"));
+    }
+  }
+  std::error_code error;
+  fs::rename(half, path, error);
+  return error ? Refused(path, error) : absl::OkStatus();
+}
+
+absl::Status WriteFolder(const std::string& goal, const std::function<absl::Status(const std::string& folder)>& fill) {
+  // Without a slash at the end, which would make the file name empty.
+  const fs::path path = fs::path(goal).has_filename() ? fs::path(goal) : fs::path(goal).parent_path();
   std::error_code error;
   if (fs::exists(path, error)) return absl::AlreadyExistsError(absl::StrCat(path.string(), " exists already"));
   const fs::path half = path.parent_path() / absl::StrCat(".", path.filename().string(), ".part");
   fs::remove_all(half, error);
   absl::Status status = MakeFolder(half);
-  if (status.ok()) status = fill(half);
+  if (status.ok()) status = fill(half.string());
   if (status.ok()) {
     fs::rename(half, path, error);
     if (!error) return absl::OkStatus();
@@ -76,19 +78,17 @@ absl::Status WriteFolder(const fs::path& path, const Fill& fill) {
   return status;
 }
 
-}  // namespace
-
 absl::Status ModelWriter::WriteShared(const ModelConfig& config, const SafetensorsWriter& tensors) const {
   const fs::path folder(directory_);
   absl::Status status = MakeFolder(folder);
   if (status.ok()) status = WriteTensors(folder / "shared.safetensors", tensors, SharedTensors(config));
-  if (status.ok()) status = WriteFile(folder / "model.json", ToJson(config));
+  if (status.ok()) status = WriteSmallFile((folder / "model.json").string(), ToJson(config));
   return status;
 }
 
 absl::Status ModelWriter::WriteTokenizer(std::string_view model_bytes) const {
   const absl::Status status = MakeFolder(directory_);
-  return status.ok() ? WriteFile(fs::path(directory_) / "tokenizer.model", model_bytes) : status;
+  return status.ok() ? WriteSmallFile((fs::path(directory_) / "tokenizer.model").string(), model_bytes) : status;
 }
 
 absl::Status ModelWriter::WriteLanguage(const ModelConfig& config, const LanguageConfig& language,
@@ -96,11 +96,12 @@ absl::Status ModelWriter::WriteLanguage(const ModelConfig& config, const Languag
   const fs::path languages = fs::path(directory_) / "languages";
   absl::Status status = MakeFolder(languages);
   if (!status.ok()) return status;
-  return WriteFolder(languages / language.code, [&](const fs::path& folder) {
+  return WriteFolder(languages / language.code, [&](const std::string& name_of_half) {
+    const fs::path folder(name_of_half);
     absl::Status written =
         WriteTensors(folder / "language.safetensors", tensors, LanguageTensors(config, language.adapter));
-    if (written.ok()) written = WriteFile(folder / "language.json", ToJson(language));
-    if (written.ok() && !tokenizer.empty()) written = WriteFile(folder / "tokenizer.model", tokenizer);
+    if (written.ok()) written = WriteSmallFile((folder / "language.json").string(), ToJson(language));
+    if (written.ok() && !tokenizer.empty()) written = WriteSmallFile((folder / "tokenizer.model").string(), tokenizer);
     return written;
   });
 }
@@ -110,9 +111,10 @@ absl::Status ModelWriter::WriteAdapter(const ModelConfig& config, const std::str
   const fs::path adapters = fs::path(directory_) / "languages" / code / "adapters";
   absl::Status status = MakeFolder(adapters);
   if (!status.ok()) return status;
-  return WriteFolder(adapters / name, [&](const fs::path& folder) {
+  return WriteFolder(adapters / name, [&](const std::string& name_of_half) {
+    const fs::path folder(name_of_half);
     absl::Status written = WriteTensors(folder / "adapter.safetensors", tensors, AdapterTensors(config, adapter));
-    if (written.ok()) written = WriteFile(folder / "adapter.json", ToJson(adapter));
+    if (written.ok()) written = WriteSmallFile((folder / "adapter.json").string(), ToJson(adapter));
     return written;
   });
 }

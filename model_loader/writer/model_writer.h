@@ -5,14 +5,23 @@
 #ifndef KOINE_MODEL_LOADER_WRITER_MODEL_WRITER_H_
 #define KOINE_MODEL_LOADER_WRITER_MODEL_WRITER_H_
 
+#include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "model_loader/format/config.h"
 #include "model_loader/safetensors/safetensors.h"
 
 namespace koine::model_loader {
+
+// Lets `fill` write into a folder beside `path` under a dot-name, then renames it: whoever sees the folder sees all of
+// it. Removes it if anything fails; what an interrupted run left is replaced. ALREADY_EXISTS if `path` is there.
+absl::Status WriteFolder(const std::string& path, const std::function<absl::Status(const std::string& folder)>& fill);
+
+// Writes a small file through a name of its own and a rename.
+absl::Status WriteSmallFile(const std::string& path, std::string_view bytes);
 
 // Creates (or adds to) one model folder. Not thread-safe. Errors name the file: INVALID_ARGUMENT with all missing,
 // unknown and misshaped tensors; ALREADY_EXISTS for a language or adapter that is there; UNKNOWN where the file system
