@@ -103,9 +103,10 @@ fi
 say "  build      (log: $log_dir/build.log; some minutes the first time)"
 configure=(cmake --preset release)
 # A folder that tests/run.sh has configured keeps its tests; a new one builds the programs only.
-[[ -f "$build_dir/CMakeCache.txt" ]] || configure+=(-DKOINE_BUILD_TESTS=OFF -DKOINE_BUILD_BENCHMARKS=OFF)
+grep -qs '^KOINE_BUILD_TESTS:BOOL=ON' "$build_dir/CMakeCache.txt" ||
+  configure+=(-DKOINE_BUILD_TESTS=OFF -DKOINE_BUILD_BENCHMARKS=OFF)
 run_logged configure "${configure[@]}"
-run_logged build cmake --build --preset release --target koine-server koine
+run_logged build cmake --build --preset release --target koine-server koine koine-model koine-load
 
 # in_use PORT: does anything answer on this port of this machine?
 in_use() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
