@@ -127,7 +127,7 @@ config() { buildah inspect --type image --format "$1" "$image"; }
 expect "user is a number and not root" "$uid:$uid" "$(config '{{.Docker.Config.User}}')"
 expect "entry point in exec form" "[/usr/local/bin/koine-server]" "$(config '{{.Docker.Config.Entrypoint}}')"
 expect "model volume" "map[/models:{}]" "$(config '{{.Docker.Config.Volumes}}')"
-expect "port" "map[50051/tcp:{}]" "$(config '{{.Docker.Config.ExposedPorts}}')"
+expect "ports" "map[50051/tcp:{} 8080/tcp:{}]" "$(config '{{.Docker.Config.ExposedPorts}}')"
 expect "health check by the binary itself" "[CMD /usr/local/bin/koine-server --healthcheck]" \
   "$(config '{{.Docker.Config.Healthcheck.Test}}')"
 expect "licence label" "Apache-2.0" "$(config '{{index .Docker.Config.Labels "org.opencontainers.image.licenses"}}')"
@@ -144,6 +144,8 @@ expect "no build tools in the runtime" "" "$found"
 port=50951
 while (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do port=$((port + 1)); done
 address=127.0.0.1:$port
+http_port=$((port + 1))
+while (exec 3<>"/dev/tcp/127.0.0.1/$http_port") 2>/dev/null; do http_port=$((http_port + 1)); done
 
 # wait_ready COMMAND...: until the command succeeds, at most a minute, and only while the run is alive.
 wait_ready() {
@@ -152,6 +154,13 @@ wait_ready() {
     [[ $SECONDS -lt $end ]] && kill -0 "$run_pid" 2>/dev/null || return 1
     sleep 0.3
   done
+}
+# http_status PATH: the first line of the answer.
+http_status() {
+  exec 4<>"/dev/tcp/127.0.0.1/$http_port" || return 0
+  printf 'GET %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n' "$1" >&4
+  head -n 1 <&4 | tr -d '\r'
+  exec 4>&-
 }
 translate() { "$koine" translate --server "$address" --from en --to de -- "$text"; }
 check_translation() {
@@ -206,7 +215,7 @@ readonly enter='set -eu
   shift 2
   exec chroot . /usr/bin/setpriv --reuid 65532 --regid 65532 --clear-groups --inh-caps=-all --bounding-set=-all \
     --no-new-privs "$@"'
-env -i PATH="$PATH" KOINE_MODEL=/models KOINE_LISTEN="$address" KOINE_HTTP=127.0.0.1:0 \
+env -i PATH="$PATH" KOINE_MODEL=/models KOINE_LISTEN="$address" KOINE_HTTP="127.0.0.1:$http_port" \
   unshare --mount --pid --fork --kill-child /bin/sh -c "$enter" enter "$root" "$PWD/deploy/demo_model" \
   /usr/local/bin/koine-server >"$work/run2.log" 2>&1 &
 run_pid=$!
@@ -219,6 +228,7 @@ inside() {
 }
 if wait_ready inside /usr/local/bin/koine-server --healthcheck; then
   pass "healthy by koine-server --healthcheck"
+  expect "readiness over HTTP" "HTTP/1.1 200 OK" "$(http_status /readyz)"
   server=$(server_below "$run_pid")
   expect "the server is process 1 of its namespace" 1 "$(awk '$1 == "NSpid:" { print $NF }' "/proc/$server/status")"
   expect "the server holds no capability" 0000000000000000 "$(awk '$1 == "CapEff:" { print $2 }' "/proc/$server/status")"
