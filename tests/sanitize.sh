@@ -24,8 +24,8 @@ export UBSAN_OPTIONS=print_stacktrace=1
 
 export TSAN_OPTIONS="suppressions=$PWD/tests/tsan.supp:second_deadlock_stack=1"
 # libgomp is not instrumented: ThreadSanitizer cannot see its barriers, so each worker is a team of one.
-# libtsan_abseil.so tells ThreadSanitizer what Abseil's locks do (tests/unit/tsan_abseil).
-thread_environment=(OMP_NUM_THREADS=1 "LD_PRELOAD=$PWD/build/tsan/tests/libtsan_abseil.so")
+# libtsan_libraries.so tells ThreadSanitizer how Abseil and gRPC synchronise (tests/unit/tsan_libraries).
+thread_environment=(OMP_NUM_THREADS=1 "LD_PRELOAD=$PWD/build/tsan/tests/libtsan_libraries.so")
 
 passed=0
 failed=0
@@ -78,6 +78,8 @@ for preset in "$@"; do
     plant tsan race "ThreadSanitizer: data race"
     plant tsan half-guarded-race "ThreadSanitizer: data race"
     plant tsan deadlock "lock-order-inversion"
+    plant tsan racing-handlers "ThreadSanitizer: data race"
+    plant tsan use-after-finish "ThreadSanitizer: data race"
   fi
   silent "$preset"
 
