@@ -84,10 +84,19 @@ for preset in "$@"; do
   silent "$preset"
 
   echo "=== $preset: tests (${SECONDS} s)"
+  # Reports go to files, so that those of processes that tests start count too, also where these are killed.
+  reports=$PWD/$results/report
   code=0
-  env "${environment[@]}" GTEST_OUTPUT="json:$PWD/$results/gtest/" KOINE_SANITIZER="$preset" \
+  env "${environment[@]}" "ASAN_OPTIONS=$ASAN_OPTIONS:log_path=$reports" "UBSAN_OPTIONS=$UBSAN_OPTIONS:log_path=$reports" \
+    "TSAN_OPTIONS=$TSAN_OPTIONS:log_path=$reports" GTEST_OUTPUT="json:$PWD/$results/gtest/" \
     ctest --test-dir "build/$preset" -j "$(nproc)" --timeout 1800 --output-on-failure \
     --output-junit "$PWD/$results/ctest.xml" </dev/null || code=$?
+  for report in "$reports".*; do
+    [[ -e "$report" ]] || continue
+    failed=$((failed + 1))
+    echo "FAILED: $preset found a fault ($report)"
+    head -n 60 "$report"
+  done
   read -r case_passed case_failed case_skipped < <(tests/count.py "$results/gtest" "$results/ctest.xml")
   echo "$preset: cases passed $case_passed, failed $case_failed, skipped $case_skipped (${SECONDS} s)"
   passed=$((passed + case_passed))
