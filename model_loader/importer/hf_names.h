@@ -22,6 +22,12 @@ std::string KoineModuleName(std::string_view module);
 // "output.bias"). "" for a parameter that the layout has no place for.
 std::string KoineTensorName(std::string_view parameter);
 
+// The ways of naming, and the inverse of KoineTensorName within one of them, for messages: what the checkpoint should
+// have called it (without the prefix of a model with a head). `gated`: T5's feed-forward has a gate. "" if there is
+// none.
+enum class HfNaming { kBart, kT5, kBert };
+std::string HfParameterName(HfNaming naming, std::string_view koine_tensor, bool gated);
+
 // A parameter that checkpoints carry and that inference needs nowhere: position ids, computed tables of positions,
 // heads of the pre-training task. Dropped without further ado.
 bool IsKnownIgnorable(std::string_view parameter);

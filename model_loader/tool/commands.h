@@ -14,6 +14,7 @@ using Run = std::function<int()>;
 
 // Each adds its options to `app` (whose name and description are set) and returns what runs once they are parsed. One
 // file a subcommand, in the order of the table in main.cc.
+Run AddImport(CLI::App* app);
 Run AddVerify(CLI::App* app);
 Run AddInspect(CLI::App* app);
 Run AddParams(CLI::App* app);

@@ -17,6 +17,7 @@ struct Command {
 };
 
 constexpr Command kCommands[] = {
+    {"import", "Make a Koine model of a Hugging Face checkpoint.", AddImport},
     {"verify", "Recompute samples.json in f32 and compare.", AddVerify},
     {"inspect", "Show a model's languages and its parameter account.", AddInspect},
     {"params", "Count the parameters of a sharing plan; needs no model.", AddParams},
