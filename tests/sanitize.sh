@@ -24,8 +24,8 @@ export UBSAN_OPTIONS=print_stacktrace=1
 
 export TSAN_OPTIONS="suppressions=$PWD/tests/tsan.supp:second_deadlock_stack=1"
 # libgomp is not instrumented: ThreadSanitizer cannot see its barriers, so each worker is a team of one.
-# libtsan_abseil.so tells ThreadSanitizer what Abseil's locks do (tests/unit/tsan_abseil).
-thread_environment=(OMP_NUM_THREADS=1 "LD_PRELOAD=$PWD/build/tsan/tests/libtsan_abseil.so")
+# libtsan_libraries.so tells ThreadSanitizer how Abseil and gRPC synchronise (tests/unit/tsan_libraries).
+thread_environment=(OMP_NUM_THREADS=1 "LD_PRELOAD=$PWD/build/tsan/tests/libtsan_libraries.so")
 
 passed=0
 failed=0
@@ -78,14 +78,25 @@ for preset in "$@"; do
     plant tsan race "ThreadSanitizer: data race"
     plant tsan half-guarded-race "ThreadSanitizer: data race"
     plant tsan deadlock "lock-order-inversion"
+    plant tsan racing-handlers "ThreadSanitizer: data race"
+    plant tsan use-after-finish "ThreadSanitizer: data race"
   fi
   silent "$preset"
 
   echo "=== $preset: tests (${SECONDS} s)"
+  # Reports go to files, so that those of processes that tests start count too, also where these are killed.
+  reports=$PWD/$results/report
   code=0
-  env "${environment[@]}" GTEST_OUTPUT="json:$PWD/$results/gtest/" KOINE_SANITIZER="$preset" \
-    ctest --test-dir "build/$preset" -j "$(nproc)" --timeout 1800 --output-on-failure \
+  env "${environment[@]}" "ASAN_OPTIONS=$ASAN_OPTIONS:log_path=$reports" "UBSAN_OPTIONS=$UBSAN_OPTIONS:log_path=$reports" \
+    "TSAN_OPTIONS=$TSAN_OPTIONS:log_path=$reports" GTEST_OUTPUT="json:$PWD/$results/gtest/" \
+    KOINE_SANITIZER="$preset" ctest --test-dir "build/$preset" -j "$(nproc)" --output-on-failure \
     --output-junit "$PWD/$results/ctest.xml" </dev/null || code=$?
+  for report in "$reports".*; do
+    [[ -e "$report" ]] || continue
+    failed=$((failed + 1))
+    echo "FAILED: $preset found a fault ($report)"
+    head -n 60 "$report"
+  done
   read -r case_passed case_failed case_skipped < <(tests/count.py "$results/gtest" "$results/ctest.xml")
   echo "$preset: cases passed $case_passed, failed $case_failed, skipped $case_skipped (${SECONDS} s)"
   passed=$((passed + case_passed))

@@ -14,6 +14,7 @@
 #include "absl/synchronization/blocking_counter.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
+#include "tests/unit/planted_faults/rpc_faults.h"
 
 namespace {
 
@@ -150,11 +151,17 @@ int main(int argc, char** argv) {
     Deadlock();
   } else if (fault == "half-guarded-race") {
     HalfGuarded();
+  } else if (fault == "racing-handlers") {
+    koine::planted::RacingHandlers();
+  } else if (fault == "use-after-finish") {
+    koine::planted::UseAfterFinish();
   } else if (fault == "none") {
     Guarded();
+    koine::planted::GuardedCalls();
   } else {
     std::fprintf(stderr,
-                 "usage: planted_faults overflow|use-after-free|leak|undefined|race|half-guarded-race|deadlock|none\n");
+                 "usage: planted_faults overflow|use-after-free|leak|undefined|race|half-guarded-race|deadlock|"
+                 "racing-handlers|use-after-finish|none\n");
     return 2;
   }
   return 0;

@@ -1,60 +1,21 @@
-// Tells ThreadSanitizer about Abseil's locks.
-//
-// Debian's Abseil is compiled without ThreadSanitizer, so absl::Mutex, Notification and BlockingCounter synchronise in
-// ways that it cannot see, and it would call every access that they guard a race, in our own code too. Suppressing
-// those would hide real races; this library, preloaded into a test, puts itself before Abseil's functions and states
-// what each of them promises (a lock acquires what the last unlock released), then calls the real one. Accesses that no
-// lock guards are found as before: planted_faults proves both.
+// Abseil's locks: a lock acquires what the last unlock released.
 //
 // Waiting for a condition is done here by polling. The real functions let whoever unlocks evaluate the conditions of
 // those who wait, in the middle of Unlock(), where no statement of ours could order it.
-//
-// In a process without ThreadSanitizer (ctest itself, say) it does nothing but forward.
-#include <dlfcn.h>
-
 #include <chrono>
-#include <cstdio>
-#include <cstdlib>
 #include <thread>
 
 #include "absl/synchronization/blocking_counter.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
 #include "absl/time/time.h"
-
-extern "C" {
-__attribute__((weak)) void __tsan_acquire(void* address);
-__attribute__((weak)) void __tsan_release(void* address);
-}
+#include "tests/unit/tsan_libraries/real.h"
 
 namespace {
 
+using koine::tsan::Acquire;
+using koine::tsan::Release;
 using Clock = std::chrono::steady_clock;
-
-void Acquire(const void* address) {
-  if (__tsan_acquire != nullptr) __tsan_acquire(const_cast<void*>(address));
-}
-void Release(const void* address) {
-  if (__tsan_release != nullptr) __tsan_release(const_cast<void*>(address));
-}
-
-// Abseil's own function of this mangled name (after _ZN or _ZNK and "4absl7debian3", Debian's inline namespace).
-template <typename Function>
-Function Real(const char* name) {
-  void* found = dlsym(RTLD_NEXT, name);
-  if (found == nullptr) {
-    std::fprintf(stderr, "tsan_abseil: this Abseil has no %s\n", name);
-    std::abort();
-  }
-  return reinterpret_cast<Function>(found);
-}
-
-// Calls the real `result Class::name(arguments...)`: a member function takes its object as its first argument.
-#define KOINE_REAL(name, result, ...)                             \
-  ([] {                                                           \
-    static const auto real = Real<result (*)(__VA_ARGS__)>(name); \
-    return real;                                                  \
-  }())
 
 Clock::time_point DeadlineAfter(absl::Duration timeout) {
   if (timeout > absl::Hours(24)) timeout = absl::Hours(24);
