@@ -130,18 +130,23 @@ std::string DescribeForeignModel(const std::string& path) {
       {"model.ckpt.index", "TensorFlow weights"},  {"flax_model.msgpack", "Flax weights"},
       {"rust_model.ot", "rust-bert weights"},      {"model.npz", "Marian weights"},
       {"consolidated.00.pth", "training weights"}, {"model.onnx", "an ONNX model"}};
-  for (const auto& [name, what] : kNames) {
-    if (Exists(folder / name)) {
-      return absl::StrCat(what, " only (", name,
+  for (const auto& [known, what] : kNames) {
+    if (Exists(folder / known)) {
+      return absl::StrCat(what, " only (", known,
                           "): load the model and save it with save_pretrained, which writes "
                           "model.safetensors");
     }
   }
+  // fairseq's dictionaries lie beside its model.pt or checkpoint_best.pt.
   int64_t looked_at = 0;
   for (fs::directory_iterator it(folder, error), end; !error && it != end && looked_at < 1000; it.increment(error)) {
     ++looked_at;
     const std::string file = DescribeFile(it->path());
     if (!file.empty()) return file;
+    const std::string name = it->path().filename().string();
+    if (absl::StartsWith(name, "dict.") && absl::EndsWith(name, ".txt")) {
+      return absl::StrCat("a fairseq checkpoint: ", kGiveInstead);
+    }
   }
   return "";
 }

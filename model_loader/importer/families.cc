@@ -15,22 +15,23 @@ float Root(int64_t value) { return static_cast<float>(std::sqrt(static_cast<doub
 
 }  // namespace
 
-std::string FamilyTitle(const HfConfig& config) {
-  switch (config.family) {
+std::string FamilyTitle(const HfConfig& hf, const ModelConfig& config) {
+  switch (hf.family) {
     case HfFamily::kM2M100:
-      return "M2M-100 or NLLB";
+      return config.tokenizer.has_value() && config.tokenizer->kind == TokenizerKind::kSentencePiece ? "NLLB"
+                                                                                                     : "M2M-100";
     case HfFamily::kMBart:
-      return "mBART";
+      return config.prompt.decoder_start == "$target" ? "mBART-25" : "mBART-50";
     case HfFamily::kMarian:
       return "MarianMT";
     case HfFamily::kT5:
-      return config.encoder_only ? "T5 encoder" : "T5";
+      return hf.encoder_only ? "T5 encoder" : "T5";
     case HfFamily::kMT5:
-      return config.encoder_only ? "mT5 encoder" : "mT5";
+      return hf.encoder_only ? "mT5 encoder" : "mT5";
     case HfFamily::kBert:
       return "BERT encoder";
     case HfFamily::kRoberta:
-      return config.model_type == "roberta" ? "RoBERTa encoder" : "XLM-R encoder";
+      return hf.model_type == "roberta" ? "RoBERTa encoder" : "XLM-R encoder";
   }
   return "";
 }

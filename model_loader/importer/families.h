@@ -11,8 +11,9 @@
 
 namespace koine::model_loader {
 
-// "NLLB-200 or M2M-100", for people.
-std::string FamilyTitle(const HfConfig& config);
+// "NLLB", for people. `config` has the tokenizer and the prompt, by which M2M-100 and NLLB, mBART-25 and mBART-50
+// differ.
+std::string FamilyTitle(const HfConfig& hf, const ModelConfig& config);
 HfNaming NamingOf(HfFamily family);
 
 // Architecture and positions. What depends on the tensors (tied_output, output_bias) is left at its default, as is

@@ -247,7 +247,12 @@ class Reader {
     if (status = Parse(); !status.ok()) return status;
     auto next = static_cast<int32_t>(result_.tokenizer->size());  // the pieces + 1
     result_.config.markers = {{"<s>", 0}, {"<pad>", 1}, {"</s>", 2}, {"<unk>", 3}};
-    for (const std::string& tag : tags) result_.config.markers[tag] = IdOf(tag, next++);
+    // A tag that is not listed and only has an id takes no place in the order.
+    for (const std::string& tag : tags) {
+      const bool placed = added_tags_.count(tag) == 0;
+      result_.config.markers[tag] = IdOf(tag, next);
+      if (placed) ++next;
+    }
     result_.config.markers["<mask>"] = IdOf("<mask>", next);
     TakeMarks("<s>", "<pad>", "</s>", "<unk>");
     return absl::OkStatus();
@@ -259,7 +264,7 @@ class Reader {
   }
 
   // The listed tokens that look like tags, or else the library's own list. Tags that only have an id come last.
-  std::vector<std::string> Tags(bool (*is_tag)(std::string_view), const std::vector<std::string>& otherwise) const {
+  std::vector<std::string> Tags(bool (*is_tag)(std::string_view), const std::vector<std::string>& otherwise) {
     std::vector<std::string> tags;
     std::set<std::string> seen;
     for (const std::string& token : settings_.listed) {
@@ -273,7 +278,10 @@ class Reader {
     for (const auto& [piece, id] : settings_.added) {
       if (is_tag(piece) && seen.count(piece) == 0) by_id.emplace(id, piece);
     }
-    for (const auto& [id, piece] : by_id) tags.push_back(piece);
+    for (const auto& [id, piece] : by_id) {
+      tags.push_back(piece);
+      added_tags_.insert(piece);
+    }
     return tags;
   }
 
@@ -551,6 +559,27 @@ class Reader {
     return absl::OkStatus();
   }
 
+  // Pieces that the model cuts texts into and that the dictionary lacks become unknown (B048).
+  absl::Status CountMissingPieces() {
+    for (size_t i = 0; i + 1 < result_.contents.size(); ++i) {
+      const std::string& file = result_.config.files[i];
+      const absl::StatusOr<std::unique_ptr<Tokenizer>> plain =
+          ParseSentencePiece(result_.contents[i], absl::StrCat(folder_, "/", file));
+      if (!plain.ok()) return plain.status();
+      int64_t missing = 0;
+      const auto size = static_cast<int32_t>((*plain)->size());
+      for (int32_t id = 0; id < size; ++id) {
+        if (id == (*plain)->unknown_id() || (*plain)->IsMarker(id)) continue;
+        if (result_.tokenizer->PieceToId((*plain)->IdToPiece(id)) < 0) ++missing;
+      }
+      if (missing > 0) {
+        result_.notes.push_back(absl::StrCat(missing, " of the ", size, " pieces of ", file, " are not in ",
+                                             result_.config.files.back(), ": texts give the unknown piece for them"));
+      }
+    }
+    return absl::OkStatus();
+  }
+
   // Tokens that the files add to the vocabulary and that have no place yet. The library cuts them out of texts before
   // tokenizing; here no text ever yields them.
   absl::Status AddedTokens() {
@@ -570,7 +599,10 @@ class Reader {
         result_.notes.push_back(absl::StrCat("the added token ", Printable(piece), " is not recognised in texts"));
       }
     }
-    return changed ? Parse() : absl::OkStatus();
+    if (changed) {
+      if (absl::Status status = Parse(); !status.ok()) return status;
+    }
+    return result_.config.kind == TokenizerKind::kSentencePieceVocab ? CountMissingPieces() : absl::OkStatus();
   }
 
   const std::string& folder_;
@@ -578,6 +610,7 @@ class Reader {
   const Settings settings_;
   HfTokenizer result_;
   bool has_legacy_order_ = false;
+  std::set<std::string> added_tags_;  // known by their ids alone
   std::optional<bool> normalizer_lower_case_, normalizer_strip_accents_, normalizer_split_cjk_;
 };
 

@@ -183,7 +183,7 @@ class Importer {
     const int64_t longest_source =
         sentence_.max_seq_length > 0 ? sentence_.max_seq_length : tokenizer_.model_max_length;
     if (longest_source > 0 && longest_source < positions) config_.max_source_tokens = longest_source;
-    report_.family = FamilyTitle(hf_);
+    report_.family = FamilyTitle(hf_, config_);
     return absl::OkStatus();
   }
 
@@ -333,8 +333,12 @@ class Importer {
       }
     }
     const std::vector<int32_t> common = CommonRows(tokenizer());
+    // What is never generated must be there to be masked.
+    std::set<int32_t> suppressed;
+    for (const std::string& piece : config_.generation.suppressed) suppressed.insert(tokenizer().PieceToId(piece));
     for (size_t i = 0; i < languages_.size(); ++i) {
       SamplePieces sample;
+      sample.ids = suppressed;
       for (const std::string& file : sample_files_[languages_[i].code]) {
         if (absl::Status status = AddSample(file, tokenizer(), &sample); !status.ok()) return status;
       }

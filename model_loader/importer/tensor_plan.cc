@@ -71,7 +71,9 @@ class Planner {
       return absl::StrCat("linear.", absl::StripPrefix(koine_name, "pooling.dense."), " of the Dense module");
     }
     std::string name = HfParameterName(NamingOf(hf_.family), koine_name, hf_.gated_ffn);
-    return name.empty() ? koine_name : absl::StrCat(prefix_, name);
+    // The head is no part of the body.
+    const bool head = absl::StartsWith(koine_name, "output.");
+    return name.empty() ? koine_name : absl::StrCat(head ? "" : prefix_, name);
   }
 
   // Puts every tensor under Koine's name, or among what is dropped.

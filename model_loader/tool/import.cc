@@ -59,6 +59,8 @@ int RunImport(ImportOptions options, const std::vector<std::string>& samples) {
   for (const int number : {SIGINT, SIGTERM, SIGHUP}) sigaction(number, &action, nullptr);
   // A reader of our output that goes away must not leave half a model either.
   signal(SIGPIPE, SIG_IGN);
+  // A limit on file sizes is an error of the write, not the end of the process.
+  signal(SIGXFSZ, SIG_IGN);
   Progress progress;
   options.cancelled = [] { return interrupted.load(); };
   options.progress = [&progress](int64_t done, int64_t total) { progress.Show(done, total); };

@@ -56,6 +56,31 @@ TEST(HfNames, KnowsNothingElse) {
   EXPECT_EQ(KoineTensorName("bert.embeddings.LayerNorm.gamma"), "encoder.embedding_norm.weight");
 }
 
+TEST(HfNames, TheInverseLeadsBack) {
+  for (const HfNaming naming : {HfNaming::kBart, HfNaming::kT5, HfNaming::kBert}) {
+    for (const bool gated : {false, true}) {
+      int named = 0;
+      for (const char* module :
+           {"embedding", "output", "encoder.positions", "decoder.relative_bias", "encoder.embedding_norm",
+            "decoder.final_norm", "encoder.layers.3.self_attn.q", "decoder.layers.12.cross_attn.o",
+            "encoder.layers.0.self_attn_norm", "decoder.layers.0.cross_attn_norm", "decoder.layers.4.ffn_norm",
+            "encoder.layers.4.ffn.up", "encoder.layers.4.ffn.gate", "decoder.layers.4.ffn.down", "pooling.dense"}) {
+        const std::string ours = std::string(module) + ".weight";
+        const std::string theirs = HfParameterName(naming, ours, gated);
+        if (theirs.empty()) continue;
+        EXPECT_EQ(KoineTensorName(theirs), ours) << theirs;
+        ++named;
+      }
+      EXPECT_GE(named, naming == HfNaming::kBert ? 7 : 11);
+    }
+  }
+  EXPECT_EQ(HfParameterName(HfNaming::kT5, "encoder.layers.4.ffn.up.weight", false),
+            "encoder.block.4.layer.1.DenseReluDense.wi.weight");
+  EXPECT_EQ(HfParameterName(HfNaming::kT5, "encoder.layers.4.ffn.up.weight", true),
+            "encoder.block.4.layer.1.DenseReluDense.wi_1.weight");
+  EXPECT_EQ(HfParameterName(HfNaming::kBart, "decoder.layers.4.ffn.up.bias", false), "decoder.layers.4.fc1.bias");
+}
+
 // Every parameter of the stored checkpoints has a place or is known to need none, and only tied tables share one.
 TEST(HfNames, CoversTheReferenceCheckpoints) {
   std::ifstream stream(std::string(KOINE_SOURCE_DIR) + "/tests/data/checkpoint_checksums.json");
