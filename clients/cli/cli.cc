@@ -52,9 +52,12 @@ struct Arguments {
   std::vector<std::string> texts;
   // translate
   std::string from, to, from_adapter, to_adapter;
-  int beam = 0, num_hypotheses = 0, max_tokens = 0, min_tokens = 0;
+  int beam = 0, num_hypotheses = 0, max_tokens = 0;
+  std::optional<int> min_tokens;
   std::optional<double> length_penalty;
-  bool early_stopping = false, truncate = false, scores = false;
+  std::string early_stopping;
+  bool truncate = false, scores = false;
+  std::string prompt;  // encode too
   // encode
   std::string language, adapter;
   bool no_normalize = false, cosine = false;
@@ -119,9 +122,12 @@ class TranslateTask {
     options.set_beam_size(arguments_.beam);
     options.set_num_hypotheses(arguments_.num_hypotheses);
     options.set_max_tokens(arguments_.max_tokens);
-    options.set_min_tokens(arguments_.min_tokens);
+    if (arguments_.min_tokens) options.set_min_tokens(*arguments_.min_tokens);
     if (arguments_.length_penalty) options.set_length_penalty(*arguments_.length_penalty);
-    if (arguments_.early_stopping) options.set_early_stopping(true);
+    if (arguments_.early_stopping == "true") options.set_early_stopping(v1::EARLY_STOPPING_TRUE);
+    if (arguments_.early_stopping == "false") options.set_early_stopping(v1::EARLY_STOPPING_FALSE);
+    if (arguments_.early_stopping == "never") options.set_early_stopping(v1::EARLY_STOPPING_NEVER);
+    request.set_prompt(arguments_.prompt);
     options.set_truncate(arguments_.truncate);
     options.set_return_scores(arguments_.scores);
     return request;
@@ -176,6 +182,7 @@ class EncodeTask {
     request.set_model(arguments_.model);
     request.set_language(arguments_.language);
     request.set_adapter(arguments_.adapter);
+    request.set_prompt(arguments_.prompt);
     if (arguments_.no_normalize) request.mutable_options()->set_normalize(false);
     request.mutable_options()->set_truncate(arguments_.truncate);
     return request;
@@ -636,20 +643,30 @@ int RunCli(int argc, const char* const* argv, const std::string& version, const 
   constexpr char kJson[] = "Print the reply as JSON";
 
   CLI::App* translate = command("translate", "Translate texts, or lines of standard input");
-  translate->add_option("--from", arguments.from, "Language of the texts")->type_name("CODE");
-  translate->add_option("--to", arguments.to, "Language to translate into")->type_name("CODE");
+  translate->add_option("--from", arguments.from, "Language of the texts, where the model has languages")
+      ->type_name("CODE");
+  translate->add_option("--to", arguments.to, "Language to translate into, where the model has languages")
+      ->type_name("CODE");
   translate->add_option("--from-adapter", arguments.from_adapter, "Adapter of the source language by name, or none")
       ->type_name("NAME");
   translate->add_option("--to-adapter", arguments.to_adapter, "Adapter of the target language by name, or none")
       ->type_name("NAME");
-  translate->add_option("--beam", arguments.beam, "Beam size; 1, the default, is greedy")->check(AtLeast(1));
+  constexpr char kPrompt[] = "Text of the model's that goes before each, by name; none: without its default";
+  translate->add_option("--prompt", arguments.prompt, kPrompt)->type_name("NAME");
+  translate->add_option("--beam", arguments.beam, "Beam size; 1 is greedy; default: the model's, else 1")
+      ->check(AtLeast(1));
   translate
       ->add_option("--num-hypotheses", arguments.num_hypotheses,
                    "Translations of each text, best first, at most the beam size. More than 1: lines of item number, "
                    "rank, translation, with tabs between")
       ->check(AtLeast(1));
-  translate->add_option("--length-penalty", arguments.length_penalty, "Rank by sum / length^X; default 1");
-  translate->add_flag("--early-stopping", arguments.early_stopping, "End the search when the beam is full");
+  translate->add_option("--length-penalty", arguments.length_penalty,
+                        "Rank by sum / length^X; default: the model's, else 1");
+  translate
+      ->add_flag("--early-stopping", arguments.early_stopping,
+                 "End the search when the beam is full; =false: when no live one can still win at its present length; "
+                 "=never: at any length; default: the model's, else false")
+      ->check(CLI::IsMember({"true", "false", "never"}));
   translate->add_option("--max-tokens", arguments.max_tokens, "Longest translation")->check(AtLeast(1));
   translate->add_option("--min-tokens", arguments.min_tokens, "Shortest translation")->check(AtLeast(0));
   translate->add_flag("--truncate", arguments.truncate, "Cut texts that are too long instead of refusing them");
@@ -659,8 +676,10 @@ int RunCli(int argc, const char* const* argv, const std::string& version, const 
   translate->add_option("TEXT", arguments.texts, kTexts);
 
   CLI::App* encode = command("encode", "Print sentence vectors of texts, or of lines of standard input");
-  encode->add_option("--language", arguments.language, "Language of the texts")->type_name("CODE");
+  encode->add_option("--language", arguments.language, "Language of the texts, where the model has languages")
+      ->type_name("CODE");
   encode->add_option("--adapter", arguments.adapter, "Adapter of the language by name, or none")->type_name("NAME");
+  encode->add_option("--prompt", arguments.prompt, kPrompt)->type_name("NAME");
   encode->add_flag("--no-normalize", arguments.no_normalize, "Leave the vectors as long as they are");
   encode->add_flag("--truncate", arguments.truncate, "Cut texts that are too long instead of refusing them");
   CLI::Option* cosine =
@@ -717,8 +736,9 @@ int RunCli(int argc, const char* const* argv, const std::string& version, const 
     return dynamic_cast<const CLI::Success*>(&error) != nullptr ? kOk : kUsage;
   }
   for (std::string& text : arguments.texts) Unmark(&text);
-  for (std::string* value : {&arguments.server, &arguments.timeout, &arguments.model, &arguments.from, &arguments.to,
-                             &arguments.from_adapter, &arguments.to_adapter, &arguments.language, &arguments.adapter}) {
+  for (std::string* value :
+       {&arguments.server, &arguments.timeout, &arguments.model, &arguments.from, &arguments.to,
+        &arguments.from_adapter, &arguments.to_adapter, &arguments.language, &arguments.adapter, &arguments.prompt}) {
     Unmark(value);
   }
   if (detect->parsed() || score->parsed()) {

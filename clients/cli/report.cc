@@ -260,6 +260,7 @@ std::string LanguagesReport(const v1::ListLanguagesResponse& languages) {
                HumanBytes(language.memory_bytes()), language.default_adapter(), absl::StrJoin(language.adapters(), " "),
                absl::StrJoin(language.aliases(), " "), language.native_name()});
   }
+  if (languages.languages().empty()) return "This model has no languages: leave them out of requests.\n";
   std::string out = table.Text();
   for (const v1::Language& language : languages.languages()) {
     if (!language.failure().empty()) absl::StrAppend(&out, "\n", language.code(), ": ", language.failure(), "\n");
@@ -290,6 +291,38 @@ std::string RescanReport(const v1::RescanLanguagesResponse& rescan) {
   return out;
 }
 
+namespace {
+
+std::string PromptsText(const v1::GetModelInfoResponse& info) {
+  // By name: a map has no order of its own.
+  const std::map<std::string, std::string> prompts(info.prompts().begin(), info.prompts().end());
+  const std::string text = absl::StrJoin(prompts, ", ", [&](std::string* to, const auto& prompt) {
+    absl::StrAppend(to, prompt.first, prompt.first == info.default_prompt() ? " (default)" : "", " \"", prompt.second,
+                    "\"");
+  });
+  return text.empty() ? "none" : text;
+}
+
+std::string GenerationText(const v1::GenerationDefaults& defaults) {
+  std::vector<std::string> parts;
+  if (defaults.has_beam_size()) parts.push_back(absl::StrCat("beam ", defaults.beam_size()));
+  if (defaults.has_length_penalty()) parts.push_back(absl::StrCat("length penalty ", defaults.length_penalty()));
+  if (defaults.has_early_stopping()) {
+    constexpr const char* kRules[] = {"false", "true", "never"};
+    const int rule = defaults.early_stopping();
+    parts.push_back(absl::StrCat("early stopping ", rule >= 0 && rule < 3 ? kRules[rule] : "?"));
+  }
+  if (defaults.has_max_tokens()) parts.push_back(absl::StrCat("at most ", defaults.max_tokens(), " tokens"));
+  if (defaults.has_min_tokens()) parts.push_back(absl::StrCat("at least ", defaults.min_tokens(), " tokens"));
+  if (!defaults.suppressed().empty()) {
+    parts.push_back(absl::StrCat("never ", absl::StrJoin(defaults.suppressed(), " ")));
+  }
+  if (defaults.forced_end()) parts.push_back("end mark forced at the last token");
+  return parts.empty() ? "the server's defaults" : absl::StrJoin(parts, ", ");
+}
+
+}  // namespace
+
 std::string ModelReport(const v1::GetModelInfoResponse& info) {
   const v1::Architecture& a = info.architecture();
   const v1::Limits& limits = info.limits();
@@ -314,7 +347,10 @@ std::string ModelReport(const v1::GetModelInfoResponse& info) {
                        absl::StrJoin(a.language_decoder_layers(), " "))},
       {"embedding", absl::StrCat(a.shared_embedding() ? "one table for all" : "one table per language",
                                  a.tied_output() ? ", tied to the output" : ", output of its own")},
-      {"sentence vectors", absl::StrCat(info.pooling(), info.normalize() ? ", normalised" : ", not normalised")},
+      {"sentence vectors", absl::StrCat(info.embedding_size(), " numbers, ", info.pooling(),
+                                        info.normalize() ? ", normalised" : ", not normalised")},
+      {"prompts", PromptsText(info)},
+      {"where requests are silent", GenerationText(info.generation())},
       {"limits of a request",
        absl::StrCat(GroupDigits(limits.max_items()), " items, ", GroupDigits(limits.max_characters()),
                     " characters each, ", HumanBytes(limits.max_message_bytes()), " a message")},

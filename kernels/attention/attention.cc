@@ -109,6 +109,18 @@ HWY_INLINE void Scores(const HeadMemory& memory, float scale, const float* query
   for (; b < blocks; ++b) ScoreTile<kRows, 1>(memory, b, scale, query, query_stride, scores, score_stride);
 }
 
+// scores[r][t] += bias[t - r] for all slots.
+template <int kRows>
+HWY_INLINE void AddBias(const float* bias, int64_t slots, float* scores, int64_t score_stride) {
+  const F32 d;
+  for (int r = 0; r < kRows; ++r) {
+    float* row = scores + r * score_stride;
+    for (int64_t t = 0; t < slots; t += kLanes) {
+      hn::StoreU(hn::Add(hn::LoadU(d, row + t), hn::LoadU(d, bias - r + t)), d, row + t);
+    }
+  }
+}
+
 // Replaces scores[0, tokens) by e^(score - max) and returns 1 / their sum. Elements up to the end of the last block
 // are written too (0). Partial sum i takes tokens i, i + 16, ...
 HWY_INLINE float ExponentiateRow(float* scores, int64_t tokens) {
@@ -197,16 +209,17 @@ HWY_INLINE void Context(const HeadMemory& memory, const float* weights, int64_t 
 }
 
 template <int kRows>
-void AttendTile(const HeadMemory& memory, float scale, const float* query, int64_t query_stride, float* scratch,
-                int64_t scratch_stride, float* inverse, float* out, int64_t out_stride) {
+void AttendTile(const HeadMemory& memory, float scale, const float* query, int64_t query_stride, const float* bias,
+                float* scratch, int64_t scratch_stride, float* inverse, float* out, int64_t out_stride) {
   Scores<kRows>(memory, scale, query, query_stride, scratch, scratch_stride);
+  if (bias != nullptr) AddBias<kRows>(bias, memory.block_count() * kBlockTokens, scratch, scratch_stride);
   for (int r = 0; r < kRows; ++r) inverse[r] = ExponentiateRow(scratch + r * scratch_stride, memory.tokens);
   Context<kRows>(memory, scratch, scratch_stride, inverse, out, out_stride);
 }
 
 void AttendImpl(const KvShape& shape, int first_head, int heads, float scale, const float* query, int64_t query_stride,
-                int64_t rows, const AttentionMemory& memory, float* out, int64_t out_stride, float* scratch,
-                float* weights) {
+                int64_t rows, const AttentionMemory& memory, const ScoreBias& bias, float* out, int64_t out_stride,
+                float* scratch, float* weights) {
   const int64_t tokens = memory.tokens;
   const int64_t scratch_stride = BlocksFor(tokens) * kBlockTokens;
   float inverse[kMaxRowTile];
@@ -218,25 +231,26 @@ void AttendImpl(const KvShape& shape, int first_head, int heads, float scale, co
     for (int64_t r = 0; r < rows;) {
       const float* q = query + r * query_stride + column;
       float* o = out + r * out_stride + column;
+      const float* b = bias.first == nullptr ? nullptr : bias.first + (first_head + h) * bias.head_stride - r;
       const int tile = static_cast<int>(std::min<int64_t>(kRowTile, rows - r));
       switch (tile) {
         case 4:
           if constexpr (kRowTile >= 4) {
-            AttendTile<4>(view, scale, q, query_stride, scratch, scratch_stride, inverse, o, out_stride);
+            AttendTile<4>(view, scale, q, query_stride, b, scratch, scratch_stride, inverse, o, out_stride);
           }
           break;
         case 3:
           if constexpr (kRowTile >= 3) {
-            AttendTile<3>(view, scale, q, query_stride, scratch, scratch_stride, inverse, o, out_stride);
+            AttendTile<3>(view, scale, q, query_stride, b, scratch, scratch_stride, inverse, o, out_stride);
           }
           break;
         case 2:
           if constexpr (kRowTile >= 2) {
-            AttendTile<2>(view, scale, q, query_stride, scratch, scratch_stride, inverse, o, out_stride);
+            AttendTile<2>(view, scale, q, query_stride, b, scratch, scratch_stride, inverse, o, out_stride);
           }
           break;
         default:
-          AttendTile<1>(view, scale, q, query_stride, scratch, scratch_stride, inverse, o, out_stride);
+          AttendTile<1>(view, scale, q, query_stride, b, scratch, scratch_stride, inverse, o, out_stride);
           break;
       }
       if (weights != nullptr) {
@@ -268,10 +282,10 @@ HWY_EXPORT(AttendImpl);
 }  // namespace
 
 void Attend(const KvShape& shape, int first_head, int heads, float scale, const float* query, int64_t query_stride,
-            int64_t rows, const AttentionMemory& memory, float* out, int64_t out_stride, float* scratch,
-            float* weights) {
+            int64_t rows, const AttentionMemory& memory, const ScoreBias& bias, float* out, int64_t out_stride,
+            float* scratch, float* weights) {
   HWY_DYNAMIC_DISPATCH(AttendImpl)
-  (shape, first_head, heads, scale, query, query_stride, rows, memory, out, out_stride, scratch, weights);
+  (shape, first_head, heads, scale, query, query_stride, rows, memory, bias, out, out_stride, scratch, weights);
 }
 
 int64_t AttentionScratchFloats(int64_t tokens) { return BlocksFor(tokens) * kBlockTokens * kMaxRowTile; }

@@ -92,9 +92,11 @@ void Search::CollectCandidates(float* logits) {
 
 bool Search::CannotImprove() const {
   if (finished_.size() < static_cast<size_t>(options_.beam_size)) return false;
-  if (options_.early_stopping) return true;
+  if (options_.early_stopping == EarlyStopping::kYes) return true;
   const Hypothesis& best = live_.front();
-  return finished_.back().score >= Score(best.sum, best.ids.size(), options_.length_penalty);
+  const bool longest = options_.early_stopping == EarlyStopping::kNever && options_.length_penalty > 0;
+  const size_t length = longest ? static_cast<size_t>(options_.max_tokens) : best.ids.size();
+  return finished_.back().score >= Score(best.sum, length, options_.length_penalty);
 }
 
 bool Search::Advance(float* logits) {
@@ -111,6 +113,16 @@ bool Search::Advance(float* logits) {
     return true;
   }
 
+  const bool last = steps_ + 1 >= options_.max_tokens;
+  if (last && options_.forced_end) {
+    for (Hypothesis& hypothesis : live_) {
+      hypothesis.ids.push_back(options_.end_token);
+      hypothesis.log_probs.push_back(0);
+    }
+    ++steps_;
+    FinishLive();
+    return true;
+  }
   CollectCandidates(logits);
   if (candidates_.empty()) {  // everything is masked
     FinishLive();
@@ -123,7 +135,7 @@ bool Search::Advance(float* logits) {
   for (size_t rank = 0; rank < candidates_.size(); ++rank) {
     const Candidate& candidate = candidates_[rank];
     const bool ends = candidate.token == options_.end_token;
-    if (ends ? rank >= beam : next.size() == beam) continue;
+    if (ends || last ? rank >= beam : next.size() == beam) continue;
     Hypothesis grown = live_[static_cast<size_t>(candidate.parent)];
     grown.ids.push_back(candidate.token);
     grown.log_probs.push_back(candidate.log_prob);
@@ -138,12 +150,12 @@ bool Search::Advance(float* logits) {
   live_ = std::move(next);
   ++steps_;
 
-  if (live_.empty() || CannotImprove()) {
+  if (last) {
+    FinishLive();
+  } else if (live_.empty() || CannotImprove()) {
     live_.clear();
     continuations_.clear();
     done_ = true;
-  } else if (steps_ >= options_.max_tokens) {
-    FinishLive();
   }
   return true;
 }

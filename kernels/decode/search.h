@@ -5,8 +5,8 @@
 // the lowest id. Beam search takes the 2 * beam best continuations of all live hypotheses; an end mark counts only if
 // it ranks within the first `beam`; the others fill the next beam. A finished hypothesis scores
 // sum / generated_length^length_penalty, forced tokens and the end mark included, the start token excluded.
-// Without early_stopping search ends when the worst kept score is at least what the best live one could reach
-// at its present length; with it, when `beam` hypotheses have finished.
+// At max_tokens the first `beam` continuations are the last, finished or not. EarlyStopping says when search ends
+// before.
 #ifndef KOINE_KERNELS_DECODE_SEARCH_H_
 #define KOINE_KERNELS_DECODE_SEARCH_H_
 
@@ -18,9 +18,9 @@
 
 namespace koine::kernels {
 
-// When beam search ends although live hypotheses are left. kNo: when the worst kept score is at least what the best live
-// one would have at its present length. kYes: when `beam_size` hypotheses have finished. kNever: as kNo, but with the
-// score that the best live one would have at max_tokens, if length_penalty is above 0.
+// When beam search ends although live hypotheses are left. kNo: when the worst kept score is at least what the best
+// live one would have at its present length. kYes: when `beam_size` hypotheses have finished. kNever: as kNo, but with
+// the score that the best live one would have at max_tokens, if length_penalty is above 0.
 enum class EarlyStopping : uint8_t { kNo, kYes, kNever };
 
 struct SearchOptions {
@@ -28,12 +28,13 @@ struct SearchOptions {
   int beam_size = 1;       // 1 is greedy
   int num_hypotheses = 1;  // <= beam_size; does not influence the search itself
   double length_penalty = 1;
-  bool early_stopping = false;
+  EarlyStopping early_stopping = EarlyStopping::kNo;
   int64_t max_tokens = 256;  // generated tokens, end mark included; >= 1
   int64_t min_tokens = 0;    // no end mark before this many tokens
   int32_t end_token = -1;
   std::vector<int32_t> suppressed;  // never chosen
   std::vector<int32_t> forced;      // the first tokens; their log-probability counts 0
+  bool forced_end = false;          // the last of max_tokens tokens is the end mark, with log-probability 0
 };
 
 enum class FinishReason : uint8_t { kStop, kLength };

@@ -107,7 +107,7 @@ std::vector<Scored> TopK(const float* x, int64_t width, int k) {
 }
 
 Matrix Attend(int heads, int d_head, float scale, const Matrix& query, const Matrix& keys, const Matrix& values,
-              Matrix* weights) {
+              Matrix* weights, const Matrix& bias) {
   const int64_t width = int64_t{heads} * d_head;
   const int64_t rows = static_cast<int64_t>(query.size()) / width;
   const int64_t tokens = static_cast<int64_t>(keys.size()) / width;
@@ -124,6 +124,7 @@ Matrix Attend(int heads, int d_head, float scale, const Matrix& query, const Mat
           dot += Wide(query[Index(r * width + d)]) * Wide(keys[Index(t * width + d)]);
         }
         scores[Index(t)] = Wide(scale) * dot;
+        if (!bias.empty()) scores[Index(t)] += Wide(bias[Index((h * rows + r) * tokens + t)]);
         max = std::max(max, scores[Index(t)]);
       }
       double sum = 0;

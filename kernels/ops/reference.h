@@ -26,8 +26,9 @@ std::vector<Scored> TopK(const float* x, int64_t width, int k);
 
 // out[h] = softmax(scale * q[h] . K[h]^T) V[h]; query and out [rows, heads * d_head], keys and values
 // [tokens, heads * d_head]. weights, if not null, becomes [rows, tokens]: the mean over heads.
+// `bias` is empty or [heads, rows, tokens], added to the scaled scores.
 Matrix Attend(int heads, int d_head, float scale, const Matrix& query, const Matrix& keys, const Matrix& values,
-              Matrix* weights);
+              Matrix* weights, const Matrix& bias = {});
 
 }  // namespace koine::kernels::reference
 

@@ -74,6 +74,7 @@ struct Workspace::Impl {
   Buffer x, normed, sublayer, shared_projection, own_projection, shared_context, own_context, temporary, low_rank, ffn;
   Buffer keys_values;  // encoder: one layer's blocks of one sentence
   Buffer scratch;      // scores
+  Buffer zeros;        // never written
   std::vector<const float*> blocks;
 };
 
@@ -148,6 +149,9 @@ class Transformer::Pass {
     }
     for (const DecodeRow& row : rows) ++row.self->tokens;
     Finish(hidden);
+    if (config_.output_scale != 1) {
+      for (int64_t i = 0; i < rows_ * d_; ++i) hidden[i] *= config_.output_scale;
+    }
   }
 
   void CrossMemory(const float* encoder_rows, absl::Span<const Segment> segments, absl::Span<BlockList* const> memories,
@@ -218,7 +222,8 @@ class Transformer::Pass {
       const uint16_t* from = static_cast<const uint16_t*>(table.rows) + id * d_;
       for (int64_t i = 0; i < d_; ++i) row[i] = FromBFloat16(from[i]);
     }
-    ScaleAndAdd(row, config_.embedding_scale, stack_.positions + position * d_, d_);
+    const float* added = stack_.positions != nullptr ? stack_.positions + position * d_ : w_.zeros.Get(d_);
+    ScaleAndAdd(row, config_.embedding_scale, added, d_);
   }
 
   void Norm(const NormWeights& norm, const float* x, int64_t rows, float* y) {
@@ -394,19 +399,26 @@ class Transformer::Pass {
     }
   }
 
+  // Score biases of self-attention for query rows from `position` on.
+  ScoreBias BiasFrom(int64_t position) const {
+    if (stack_.relative_bias == nullptr) return {};
+    return {stack_.relative_bias + config_.max_positions - 1 - position,
+            RelativeStride(!decoder_, config_.max_positions)};
+  }
+
   // Rows [begin, begin + rows) attend to one memory; shared and own heads.
   void AttendRows(const KvShape& shape, const Projected& projected, int64_t begin, int64_t rows,
-                  const AttentionMemory& memory) {
+                  const AttentionMemory& memory, const ScoreBias& bias) {
     float* scratch = w_.scratch.Get(AttentionScratchFloats(memory.tokens));
     const float scale = config_.attention_scale;
     if (projected.shared_heads > 0) {
       Attend(shape, 0, projected.shared_heads, scale, projected.shared + begin * projected.shared_stride,
-             projected.shared_stride, rows, memory, projected.shared_context + begin * projected.shared_width,
+             projected.shared_stride, rows, memory, bias, projected.shared_context + begin * projected.shared_width,
              projected.shared_width, scratch);
     }
     if (projected.own_heads > 0) {
       Attend(shape, projected.shared_heads, projected.own_heads, scale, projected.own + begin * projected.own_stride,
-             projected.own_stride, rows, memory, projected.own_context + begin * projected.own_width,
+             projected.own_stride, rows, memory, bias, projected.own_context + begin * projected.own_width,
              projected.own_width, scratch);
     }
   }
@@ -427,7 +439,7 @@ class Transformer::Pass {
         }
       }
       const Stopwatch watch(w_.profiling, &w_.profile.attention);
-      AttendRows(shape, projected, segment.begin, tokens, {w_.blocks.data(), tokens});
+      AttendRows(shape, projected, segment.begin, tokens, {w_.blocks.data(), tokens}, BiasFrom(0));
     }
   }
 
@@ -452,7 +464,7 @@ class Transformer::Pass {
     for (int64_t row = 0; row < rows_; ++row) {
       const BlockList& list = *rows[static_cast<size_t>(row)].self;
       PointAt(list, list.tokens + 1, layer, pool);
-      AttendRows(shape, projected, row, 1, {w_.blocks.data(), list.tokens + 1});
+      AttendRows(shape, projected, row, 1, {w_.blocks.data(), list.tokens + 1}, BiasFrom(list.tokens));
     }
   }
 
@@ -464,7 +476,7 @@ class Transformer::Pass {
       // Beams of one sentence read the same memory together.
       int64_t end = row + 1;
       while (end < rows_ && rows[static_cast<size_t>(end)].cross == memory) ++end;
-      AttendRows(pool.shape(), projected, row, end - row, {w_.blocks.data(), memory->tokens});
+      AttendRows(pool.shape(), projected, row, end - row, {w_.blocks.data(), memory->tokens}, {});
       row = end;
     }
   }
@@ -591,6 +603,51 @@ void Transformer::DecodeStep(Workspace& workspace, absl::Span<const DecodeRow> r
 void Transformer::Logits(Workspace& workspace, const LanguageWeights& language, const float* hidden, int64_t rows,
                          float* logits) const {
   workspace.matmul().Run(hidden, rows, language.output.weight, language.output.bias, logits);
+}
+
+int64_t Transformer::pooled_size() const {
+  return shared_.pooling.dense.weight.empty() ? config_.d_model : shared_.pooling.dense.weight.out();
+}
+
+void Transformer::Pool(Workspace& workspace, const float* rows, int64_t count, bool normalize, float* out) const {
+  const int64_t d = config_.d_model;
+  const PoolingWeights& pooling = shared_.pooling;
+  if (pooling.dense.weight.empty()) {
+    MeanPool(rows, d, count, d, normalize, out);
+    return;
+  }
+  const int64_t size = pooled_size();
+  float* mean = workspace.impl().normed.Get(RowCapacity(1) * d);
+  float* vector = workspace.impl().sublayer.Get(RowCapacity(1) * size);
+  MeanPool(rows, d, count, d, false, mean);
+  workspace.matmul().Run(mean, 1, pooling.dense.weight, pooling.dense.bias, vector);
+  if (pooling.tanh) std::transform(vector, vector + size, vector, [](float x) { return std::tanh(x); });
+  MeanPool(vector, size, 1, size, normalize, out);
+}
+
+int64_t RelativeBucket(int64_t relative, bool bidirectional, int64_t buckets, int64_t max_distance) {
+  const int64_t side = bidirectional ? buckets / 2 : buckets;
+  const int64_t first = bidirectional && relative > 0 ? side : 0;
+  const int64_t distance = bidirectional ? std::abs(relative) : std::max<int64_t>(-relative, 0);
+  const int64_t exact = side / 2;
+  if (distance < exact) return first + distance;
+  const float ratio = std::log(static_cast<float>(distance) / static_cast<float>(exact)) /
+                      static_cast<float>(std::log(static_cast<double>(max_distance) / static_cast<double>(exact)));
+  const auto further = static_cast<int64_t>(ratio * static_cast<float>(side - exact));
+  return first + std::min(side - 1, exact + further);
+}
+
+int64_t RelativeStride(bool bidirectional, int64_t max_positions) {
+  return (bidirectional ? 2 * max_positions - 1 : max_positions) + kBlockTokens - 1;
+}
+
+void RelativeBiases(const float* weight, int64_t heads, bool bidirectional, int64_t buckets, int64_t max_distance,
+                    int64_t max_positions, float* out) {
+  const int64_t stride = RelativeStride(bidirectional, max_positions);
+  for (int64_t i = 0; i < stride; ++i) {
+    const int64_t bucket = RelativeBucket(i - (max_positions - 1), bidirectional, buckets, max_distance);
+    for (int64_t head = 0; head < heads; ++head) out[head * stride + i] = weight[bucket * heads + head];
+  }
 }
 
 void SinusoidalPositions(int d_model, double base, bool half_minus_one, int64_t first, int64_t count, float* out) {

@@ -103,8 +103,8 @@ class Transformer {
   void FillCrossMemory(Workspace& workspace, const float* encoder_rows, absl::Span<const Segment> segments,
                        absl::Span<const RowRun> runs, absl::Span<BlockList* const> memories, KvPool& pool) const;
 
-  // One decoder step: rows [n] -> hidden [n, d_model] (after the final norm, ready for Logits). Raises the tokens of
-  // every row's self list by one.
+  // One decoder step: rows [n] -> hidden [n, d_model] (after the final norm and output_scale, ready for Logits). Raises
+  // the tokens of every row's self list by one.
   void DecodeStep(Workspace& workspace, absl::Span<const DecodeRow> rows, absl::Span<const RowRun> runs, KvPool& pool,
                   float* hidden) const;
 
@@ -113,11 +113,28 @@ class Transformer {
   void Logits(Workspace& workspace, const LanguageWeights& language, const float* hidden, int64_t rows,
               float* logits) const;
 
+  // One sentence's vector: the mean of `rows` rows [rows, d_model], the dense layer if there is one, and, if
+  // `normalize`, to length 1. out has pooled_size() elements. REQUIRES rows >= 1.
+  void Pool(Workspace& workspace, const float* rows, int64_t count, bool normalize, float* out) const;
+  int64_t pooled_size() const;
+
  private:
   class Pass;
   TransformerConfig config_;
   SharedWeights shared_;
 };
+
+// T5's bucket of a key `relative` positions after the query (Raffel et al., 2020; in f32 as the published code has it).
+// Bidirectional: half of the buckets for keys after the query, half for the others; else keys after the query count as
+// distance 0. REQUIRES buckets even and >= 4, max_distance > buckets / 2.
+int64_t RelativeBucket(int64_t relative, bool bidirectional, int64_t buckets, int64_t max_distance);
+
+// Score biases of one stack by distance, from weight [buckets, heads]: out [heads, RelativeStride()], whose element
+// max_positions - 1 + n of each head is that of keys n positions after the query. The end of a row holds what
+// attention may read beyond the last token.
+void RelativeBiases(const float* weight, int64_t heads, bool bidirectional, int64_t buckets, int64_t max_distance,
+                    int64_t max_positions, float* out);
+int64_t RelativeStride(bool bidirectional, int64_t max_positions);
 
 // rows [count, d_model] f32 of positions first..first+count-1 of the sinusoidal table
 //   [sin(p f_0) ... sin(p f_{h-1}), cos(p f_0) ... cos(p f_{h-1})],  h = d/2

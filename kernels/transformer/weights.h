@@ -88,11 +88,20 @@ struct StackWeights {
   std::vector<LayerWeights> layers;
   NormWeights final_norm;            // absent without final_norm
   NormWeights embedding_norm;        // absent without embedding_norm
-  const float* positions = nullptr;  // [max_positions, d_model]; row t belongs to the t-th token of a sequence
+  const float* positions = nullptr;  // [max_positions, d_model]; row t belongs to the t-th token of a sequence. Null:
+                                     // nothing is added to embeddings
+  const float* relative_bias = nullptr;  // of self-attention, from RelativeBiases(); null: none
+};
+
+// Between pooling and normalising a sentence's vector; absent if dense is empty.
+struct PoolingWeights {
+  Linear dense;  // [size, d_model]
+  bool tanh = false;
 };
 
 struct SharedWeights {
   StackWeights encoder, decoder;
+  PoolingWeights pooling;
 };
 
 // y += scale * b(a(x)) (Hu et al., 2021); empty if a is empty.

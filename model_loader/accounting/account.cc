@@ -255,6 +255,7 @@ absl::StatusOr<Account> AccountOf(const Model& model, absl::Span<const std::shar
 
   std::vector<OwnerTensors> owners;
   for (const std::shared_ptr<const Language>& language : languages) {
+    if (language->code().empty()) continue;  // a model without languages: it owns nothing
     const int64_t vocabulary = language->weights().vocabulary;
     const LoraCounts lora = LoraCountsOf(config, NamesOf(language->tensors()));
     const absl::StatusOr<PlanCounts> formula = FormulaCount(config, language->config().adapter, vocabulary, lora);

@@ -175,6 +175,17 @@ void ArenaBuilder::Rows(const std::string& name, const void** out) {
       [out](const char* at) { *out = at; });
 }
 
+void ArenaBuilder::Derived(const std::string& name, int64_t floats, std::function<void(const float*, float*)> fill,
+                           const float** out) {
+  Add(
+      static_cast<size_t>(floats) * sizeof(float),
+      [this, name, fill = std::move(fill)](char* at) {
+        return ForRows(name, file_.Find(name)->elements(),
+                       [&](int64_t, int64_t, const float* values) { fill(values, reinterpret_cast<float*>(at)); });
+      },
+      [out](const char* at) { *out = reinterpret_cast<const float*>(at); });
+}
+
 void ArenaBuilder::Computed(int64_t floats, std::function<void(float*)> fill, const float** out) {
   Add(
       static_cast<size_t>(floats) * sizeof(float),

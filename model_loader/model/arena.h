@@ -54,6 +54,9 @@ class ArenaBuilder {
   void Vector(const std::vector<std::string>& names, const float** out);
   // A [rows, width] table for lookups only, row-major in the builder's precision.
   void Rows(const std::string& name, const void** out);
+  // `floats` f32 values that `fill` computes from a tensor's f32 values.
+  void Derived(const std::string& name, int64_t floats, std::function<void(const float*, float*)> fill,
+               const float** out);
   // `floats` f32 values that `fill` computes.
   void Computed(int64_t floats, std::function<void(float*)> fill, const float** out);
 

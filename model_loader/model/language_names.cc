@@ -78,6 +78,10 @@ absl::StatusOr<std::string> LanguageNames::Find(std::string_view name) const {
   const std::string normal = NormalizeLanguageCode(name);
   const auto found = names_.find(normal);
   if (found != names_.end()) return found->second.code;
+  if (codes_.size() == 1 && codes_.front().empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("\"", Shown(name), "\": this model has no languages; leave the language out"));
+  }
   // Near ones: codes and aliases within two edits, or with the same primary subtag.
   constexpr size_t kLongestCode = 32;
   std::set<std::string> near;

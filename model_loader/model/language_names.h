@@ -24,7 +24,8 @@ class LanguageNames {
   absl::Status Add(const LanguageConfig& language);
   void Remove(std::string_view code);
 
-  // The canonical code. INVALID_ARGUMENT naming what was given, near ones, and (up to 20 of) what there is.
+  // The canonical code, which is "" for "" in a model without languages. INVALID_ARGUMENT naming what was given, near
+  // ones, and (up to 20 of) what there is.
   absl::StatusOr<std::string> Find(std::string_view name) const;
 
  private:

@@ -166,6 +166,23 @@ class Binder {
     if (config_.positions.type == PositionType::kLearned) {
       builder_.Vector({side + ".positions.weight"}, &out->positions);
     }
+    if (config_.positions.type == PositionType::kRelativeBuckets) {
+      const int64_t heads = architecture_.heads;
+      const int64_t longest = architecture_.max_positions;
+      builder_.Derived(
+          side + ".relative_bias.weight", heads * kernels::RelativeStride(!decoder, longest),
+          [positions = config_.positions, heads, longest, decoder](const float* weight, float* table) {
+            kernels::RelativeBiases(weight, heads, !decoder, positions.buckets, positions.max_distance, longest, table);
+          },
+          &out->relative_bias);
+    }
+  }
+
+  void Pooling(kernels::PoolingWeights* out) {
+    const std::optional<PoolingDense>& dense = config_.pooling.dense;
+    if (!dense.has_value()) return;
+    Linear({"pooling.dense"}, &out->dense);
+    out->tanh = dense->activation == DenseActivation::kTanh;
   }
 
   // What a language's file provides of one stack: own heads and own layers.
@@ -304,18 +321,18 @@ int64_t Adapter::resident_bytes() const {
 }
 
 int64_t Language::mapped_bytes() const {
-  int64_t bytes = static_cast<int64_t>(arena_->bytes());
+  int64_t bytes = arena_ == nullptr ? 0 : static_cast<int64_t>(arena_->bytes());
   for (const auto& [name, adapter] : adapters_) bytes += adapter->mapped_bytes();
   return bytes;
 }
 
 int64_t Language::resident_bytes() const {
-  int64_t bytes = static_cast<int64_t>(arena_->ResidentBytes());
+  int64_t bytes = arena_ == nullptr ? 0 : static_cast<int64_t>(arena_->ResidentBytes());
   for (const auto& [name, adapter] : adapters_) bytes += adapter->resident_bytes();
   return bytes;
 }
 
-uint64_t Language::checksum() const { return arena_->Checksum(); }
+uint64_t Language::checksum() const { return arena_ == nullptr ? 0 : arena_->Checksum(); }
 
 int64_t Model::shared_mapped_bytes() const { return static_cast<int64_t>(arena_->bytes()); }
 int64_t Model::shared_resident_bytes() const { return static_cast<int64_t>(arena_->ResidentBytes()); }
@@ -326,6 +343,13 @@ absl::StatusOr<std::shared_ptr<const Language>> Model::FindLanguage(std::string_
   const auto found = names_.Find(code);
   if (!found.ok()) return found.status();
   return *std::find_if(languages_.begin(), languages_.end(), [&](const auto& l) { return l->code() == *found; });
+}
+
+void Model::Pool(kernels::Workspace& workspace, const float* rows, int64_t tokens, bool normalize, float* out) const {
+  const Pooling& pooling = config_.pooling;
+  const bool cls = pooling.mode == PoolingMode::kCls;
+  transformer_->Pool(workspace, rows, cls ? 1 : std::max<int64_t>(1, pooling.includes_eos ? tokens : tokens - 1),
+                     normalize, out);
 }
 
 bool Model::IsZeroShot(std::string_view source_code, std::string_view target_code) const {
@@ -341,6 +365,11 @@ class LanguageLoader {
       : model_(model), code_(std::move(code)), folder_(fs::path(model.directory_) / "languages" / code_) {}
 
   absl::StatusOr<LanguagePlan> Plan() {
+    if (code_.empty()) {
+      LanguagePlan plan;
+      plan.vocabulary = model_.shared_table_.vocabulary;
+      return plan;
+    }
     absl::Status status = ReadConfig();
     if (!status.ok()) return status;
     LanguagePlan plan;
@@ -369,6 +398,7 @@ class LanguageLoader {
   }
 
   absl::StatusOr<std::shared_ptr<const Language>> Load() {
+    if (code_.empty()) return Nameless();
     absl::Status status = ReadConfig();
     if (!status.ok()) return status;
     auto part = OpenPart(folder_ / "language.safetensors", LanguageTensors(model_.config_, language_->config_.adapter));
@@ -414,6 +444,20 @@ class LanguageLoader {
     if (!status.ok()) return status;
     part.builder = std::make_unique<ArenaBuilder>(*part.file, model_.precision());
     return part;
+  }
+
+  // What a model without languages has in place of one: the shared table and tokenizer, nothing of its own.
+  absl::StatusOr<std::shared_ptr<const Language>> Nameless() const {
+    if (!model_.nameless_) return absl::NotFoundError(absl::StrCat(model_.directory_, ": no language given"));
+    auto language = std::make_shared<Language>();
+    language->tokenizer_ = model_.shared_tokenizer_;
+    language->weights_ = model_.shared_table_;
+    language->weights_.encoder.resize(model_.config_.architecture.encoder_layers.size());
+    language->weights_.decoder.resize(model_.config_.architecture.decoder_layers.size());
+    language->shared_part_ = model_.arena_;
+    const absl::Status status = CheckRows(*language->tokenizer_, language->weights_.vocabulary, model_.directory_);
+    if (!status.ok()) return status;
+    return std::shared_ptr<const Language>(std::move(language));
   }
 
   absl::Status ReadConfig() {
@@ -505,20 +549,23 @@ class LanguageLoader {
     } else {
       return absl::NotFoundError(absl::StrCat(own.string(), ": missing, and the model has no tokenizer.model for all"));
     }
-    const int64_t rows = config.shared_embedding ? model_.shared_table_.vocabulary : part.vocabulary;
-    const int64_t pieces = language_->tokenizer_->size();
-    if (rows < pieces) {
-      return absl::InvalidArgumentError(absl::StrCat(folder_.string(), ": the tokenizer has ", pieces,
+    return CheckRows(*language_->tokenizer_,
+                     config.shared_embedding ? model_.shared_table_.vocabulary : part.vocabulary, folder_.string());
+  }
+
+  absl::Status CheckRows(const Tokenizer& tokenizer, int64_t rows, const std::string& where) const {
+    if (rows < tokenizer.size()) {
+      return absl::InvalidArgumentError(absl::StrCat(where, ": the tokenizer has ", tokenizer.size(),
                                                      " pieces but the embedding table only ", rows, " rows"));
     }
-    const SpecialTokens& special = config.special_tokens;
+    const SpecialTokens& special = model_.config_.special_tokens;
     for (const auto& [name, id] : {std::pair<const char*, int32_t>{"pad", special.pad},
                                    {"bos", special.bos},
                                    {"eos", special.eos},
                                    {"unk", special.unk}}) {
       if (id >= rows) {
         return absl::InvalidArgumentError(
-            absl::StrCat(folder_.string(), ": special token ", name, " is ", id, " but the table has ", rows, " rows"));
+            absl::StrCat(where, ": special token ", name, " is ", id, " but the table has ", rows, " rows"));
       }
     }
     return absl::OkStatus();
@@ -631,6 +678,7 @@ class SharedLoader {
     kernels::SharedWeights weights;
     binder.SharedStack(false, &weights.encoder);
     if (config.kind == ModelKind::kEncoderDecoder) binder.SharedStack(true, &weights.decoder);
+    binder.Pooling(&weights.pooling);
     const float* sinusoids = nullptr;
     const int d_model = config.architecture.d_model;
     if (config.positions.type == PositionType::kSinusoidal) {
@@ -655,7 +703,7 @@ class SharedLoader {
     if (config.positions.type == PositionType::kSinusoidal) {
       weights.encoder.positions = sinusoids;
       weights.decoder.positions = sinusoids;
-    } else {
+    } else if (config.positions.type == PositionType::kLearned) {
       weights.encoder.positions += config.positions.first_position * d_model;
       if (weights.decoder.positions != nullptr) weights.decoder.positions += config.positions.first_position * d_model;
     }
@@ -670,15 +718,24 @@ class SharedLoader {
       auto loaded = DescribedTokenizer(model_->directory_, *config.tokenizer, **file, config.special_tokens.unk, &heap);
       if (!loaded.ok()) return loaded.status();
       model_->shared_tokenizer_ = *std::move(loaded);
+      model_->shared_tokenizer_bytes_ = heap;
     } else if (fs::exists(tokenizer, error)) {
       auto loaded = LoadSentencePiece(tokenizer.string());
       if (!loaded.ok()) return loaded.status();
       model_->shared_tokenizer_ = *std::move(loaded);
+      model_->shared_tokenizer_bytes_ = TokenizerHeap(tokenizer);
     }
     if (config.shared_embedding && model_->shared_tokenizer_ == nullptr) {
       return absl::NotFoundError(
           absl::StrCat(tokenizer.string(), ": missing, but the model shares one vocabulary (sharing.embedding)"));
     }
+    const auto shared = [](const std::vector<kernels::LayerOwner>& layers) {
+      return std::count(layers.begin(), layers.end(), kernels::LayerOwner::kShared) ==
+             static_cast<std::ptrdiff_t>(layers.size());
+    };
+    model_->nameless_ = config.shared_embedding && config.languages.empty() &&
+                        config.architecture.language_heads == 0 && shared(config.architecture.encoder_layers) &&
+                        shared(config.architecture.decoder_layers);
     return absl::OkStatus();
   }
 
@@ -705,6 +762,7 @@ std::vector<std::string> Model::LanguageCodes() const {
   for (const std::string& code : FoldersIn(fs::path(directory_) / "languages")) {
     if (listed.count(code) == 0) codes.push_back(code);
   }
+  if (codes.empty() && nameless_) codes.emplace_back();
   return codes;
 }
 

@@ -58,7 +58,8 @@ class Adapter {
 };
 
 // One language: its table, tokenizer and whatever else it owns. Immutable; requests hold a shared_ptr while they use
-// it, and the memory goes when the last one lets go.
+// it, and the memory goes when the last one lets go. A model without languages has one whose code is "" and which owns
+// nothing.
 class Language {
  public:
   ~Language();
@@ -121,6 +122,7 @@ class Model {
   ~Model();
 
   // Codes of the language folders there are now: those that model.json lists first (there or not), then the others.
+  // The one code "" where there are none and the model needs none.
   std::vector<std::string> LanguageCodes() const;
   // Reads one language folder, as it is now. The result does not refer to this object.
   absl::StatusOr<LanguagePlan> PlanLanguage(const std::string& code) const;
@@ -135,13 +137,17 @@ class Model {
   absl::Span<const std::shared_ptr<const Language>> languages() const { return languages_; }
   // By code or alias; case-insensitive, '-' and '_' alike. INVALID_ARGUMENT naming the code and near ones.
   absl::StatusOr<std::shared_ptr<const Language>> FindLanguage(std::string_view code) const;
+  // One sentence's vector, config().embedding_size() numbers, from its encoder rows [tokens, d_model], as model.json
+  // says; `normalize` is the caller's.
+  void Pool(kernels::Workspace& workspace, const float* rows, int64_t tokens, bool normalize, float* out) const;
   bool IsZeroShot(std::string_view source_code, std::string_view target_code) const;
 
   absl::Span<const LoadedTensor> shared_tensors() const { return shared_tensors_; }
   int64_t shared_mapped_bytes() const;
   int64_t shared_resident_bytes() const;
-  const void* shared_address() const;  // start of the one shared mapping
-  uint64_t shared_checksum() const;    // of the packed shared bytes, recomputed at each call
+  int64_t shared_tokenizer_bytes() const { return shared_tokenizer_bytes_; }  // heap, estimated; 0 without one
+  const void* shared_address() const;                                         // start of the one shared mapping
+  uint64_t shared_checksum() const;  // of the packed shared bytes, recomputed at each call
 
  private:
   friend class LanguageLoader;
@@ -155,7 +161,9 @@ class Model {
   LanguageNames names_;  // of languages_
   std::vector<LoadedTensor> shared_tensors_;
   std::shared_ptr<const Tokenizer> shared_tokenizer_;  // null where each language has its own
-  kernels::LanguageWeights shared_table_;              // sharing.embedding == "shared": what every language views
+  int64_t shared_tokenizer_bytes_ = 0;
+  bool nameless_ = false;                  // nothing is a language's: the model can do without any
+  kernels::LanguageWeights shared_table_;  // sharing.embedding == "shared": what every language views
   std::shared_ptr<const Arena> arena_;
 };
 

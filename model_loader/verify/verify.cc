@@ -4,12 +4,15 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <sstream>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/attention/kv_pool.h"
 #include "kernels/ops/ops.h"
 #include "kernels/transformer/transformer.h"
+#include "model_loader/model/prompts.h"
 #include "nlohmann/json.hpp"
 
 namespace koine::model_loader {
@@ -108,7 +111,12 @@ class Recomputation {
     source_ = *source;
     absl::Status status = Choose(*source_, sample_.source_adapter, &source_adapter_);
     if (!status.ok()) return status;
-    if (!sample_.target.empty()) {
+    // Where there are no languages, what is to be compared says whether the decoder takes part.
+    const bool decodes = sample_.source.empty() && (!sample_.decoder_ids.empty() || !sample_.greedy_ids.empty());
+    if (decodes && model_.config().kind == ModelKind::kEncoder) {
+      return absl::InvalidArgumentError("decoder_ids and greedy_ids: the model is an encoder");
+    }
+    if (!sample_.target.empty() || decodes) {
       auto target = model_.FindLanguage(sample_.target);
       if (!target.ok()) return target.status();
       target_ = *target;
@@ -159,6 +167,10 @@ class Recomputation {
   }
 
   const Language* target() const { return target_.get(); }
+  absl::StatusOr<TargetPrompt> Target() const {
+    return ResolveTarget(model_.config().prompt, source_->config(), target_->config(), target_->tokenizer());
+  }
+  kernels::Workspace& workspace() { return workspace_; }
 
  private:
   static absl::Status Choose(const Language& language, const std::string& name, const kernels::AdapterWeights** out) {
@@ -231,7 +243,7 @@ absl::StatusOr<std::vector<Sample>> ParseSamples(std::string_view text, const st
     if (!element.is_object()) return absl::InvalidArgumentError(absl::StrCat(name, " must be an object"));
     Sample sample;
     SampleReader reader(element, name);
-    reader.Text("source", true, &sample.source);
+    reader.Text("source", false, &sample.source);
     reader.Text("target", false, &sample.target);
     reader.Text("text", false, &sample.text);
     reader.Text("source_adapter", false, &sample.source_adapter);
@@ -263,8 +275,10 @@ absl::StatusOr<std::vector<Sample>> ReadSamples(const std::string& model_directo
 absl::StatusOr<SampleReport> VerifySample(const Model& model, const Sample& sample, size_t number,
                                           const Tolerances& tolerances) {
   SampleReport report;
-  report.name =
-      absl::StrCat("sample ", number, " (", sample.source, sample.target.empty() ? "" : "-", sample.target, ")");
+  report.name = absl::StrCat(
+      "sample ", number,
+      sample.source.empty() ? ""
+                            : absl::StrCat(" (", sample.source, sample.target.empty() ? "" : "-", sample.target, ")"));
   const auto named = [&](const absl::Status& status) {
     return absl::Status(status.code(), absl::StrCat(report.name, ": ", status.message()));
   };
@@ -272,10 +286,12 @@ absl::StatusOr<SampleReport> VerifySample(const Model& model, const Sample& samp
   const absl::Status prepared = recomputation.Prepare();
   if (!prepared.ok()) return named(prepared);
   const int64_t d = model.config().architecture.d_model;
-  for (const auto& [key, size] : {std::pair<const char*, size_t>{"encoder_last_row", sample.encoder_last_row.size()},
-                                  {"embedding", sample.embedding.size()}}) {
-    if (size != 0 && static_cast<int64_t>(size) != d) {
-      return named(absl::InvalidArgumentError(absl::StrCat(key, " has ", size, " numbers, d_model is ", d)));
+  const int64_t pooled = model.config().embedding_size();
+  for (const auto& [key, size, right] :
+       {std::tuple<const char*, size_t, int64_t>{"encoder_last_row", sample.encoder_last_row.size(), d},
+        {"embedding", sample.embedding.size(), pooled}}) {
+    if (size != 0 && static_cast<int64_t>(size) != right) {
+      return named(absl::InvalidArgumentError(absl::StrCat(key, " has ", size, " numbers, not ", right)));
     }
   }
   const std::vector<float>& rows = recomputation.Encode();
@@ -285,10 +301,8 @@ absl::StatusOr<SampleReport> VerifySample(const Model& model, const Sample& samp
             &report.encoder, &report.faults);
   }
   if (!sample.embedding.empty()) {
-    const Pooling& pooling = model.config().pooling;
-    std::vector<float> embedding(static_cast<size_t>(d));
-    const int64_t pooled = pooling.mode == PoolingMode::kCls ? 1 : (pooling.includes_eos ? tokens : tokens - 1);
-    kernels::MeanPool(rows.data(), d, std::max<int64_t>(pooled, 1), d, pooling.normalize, embedding.data());
+    std::vector<float> embedding(static_cast<size_t>(pooled));
+    model.Pool(recomputation.workspace(), rows.data(), tokens, model.config().pooling.normalize, embedding.data());
     Compare("embedding", sample.embedding, embedding.data(), tolerances.values, &report.embedding, &report.faults);
   }
   if (recomputation.target() == nullptr) return report;
@@ -332,9 +346,18 @@ absl::StatusOr<SampleReport> VerifySample(const Model& model, const Sample& samp
     const int64_t steps = std::min(sample.max_steps, model.config().architecture.max_positions);
     recomputation.StartDecoder(steps);
     std::vector<int32_t> ids = {sample.greedy_ids.front()};
+    const absl::StatusOr<TargetPrompt> prompt = recomputation.Target();
+    if (!prompt.ok()) return named(prompt.status());
+    const std::vector<int32_t> suppressed =
+        SuppressedIds(model.config().generation, recomputation.target()->tokenizer());
     std::vector<kernels::Scored> best;
     for (int64_t step = 0; step < steps; ++step) {
       std::vector<float> logits = recomputation.Next(ids.back());
+      if (static_cast<size_t>(step) < prompt->forced.size()) {
+        ids.push_back(prompt->forced[static_cast<size_t>(step)]);
+        continue;
+      }
+      for (const int32_t id : suppressed) logits[static_cast<size_t>(id)] = -std::numeric_limits<float>::infinity();
       // Rows without a piece are never generated.
       kernels::TopK(logits.data(), vocabulary - recomputation.target()->unusable_rows(), 1, &best);
       if (best.empty()) break;

@@ -19,12 +19,12 @@ struct Sample {
     int32_t id = 0;
     double value = 0;
   };
-  std::string source, target, text;
+  std::string source, target, text;               // both empty in a model without languages
   std::string source_adapter, target_adapter;     // named adapters; empty: the languages' defaults
   std::vector<int32_t> source_ids;                // complete, with prompt tokens
   std::vector<int32_t> decoder_ids;               // teacher-forced, from the start token
   std::vector<double> encoder_last_row;           // [d_model]
-  std::vector<double> embedding;                  // [d_model], pooled as model.json says
+  std::vector<double> embedding;                  // pooled as model.json says
   std::vector<double> logits_sum;                 // one per decoder id, over the table's rows
   std::vector<std::vector<TopLogit>> logits_top;  // one list per decoder id
   std::vector<int32_t> greedy_ids;                // from the start token on

@@ -280,11 +280,10 @@ class Engine::Worker {
     const int64_t d = model_.transformer().config().d_model;
     const float* rows = encoded + segment.begin * d;
     const int64_t tokens = segment.end - segment.begin;
-    const int64_t pooled = job->pool_excludes_eos && tokens > 1 ? tokens - 1 : tokens;
     JobResult result;
-    result.embedding.resize(static_cast<size_t>(d));
-    kernels::MeanPool(rows, d, pooled, d, job->normalize, result.embedding.data());
-    if (!kernels::AllFinite(result.embedding.data(), d)) {
+    result.embedding.resize(static_cast<size_t>(model_.config().embedding_size()));
+    model_.Pool(workspace_, rows, tokens, job->normalize, result.embedding.data());
+    if (!kernels::AllFinite(result.embedding.data(), model_.config().embedding_size())) {
       ++engine_.counters_.failed;
       End(job, Failure(*job, started, absl::InternalError("the encoder's output is not finite")));
       return;

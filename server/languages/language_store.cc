@@ -144,6 +144,11 @@ void LanguageStore::Stop() {
   if (thread_.joinable()) thread_.join();
 }
 
+bool LanguageStore::has_languages() const {
+  const absl::MutexLock lock(&mutex_);
+  return entries_.count("") == 0;
+}
+
 absl::StatusOr<std::string> LanguageStore::Find(std::string_view name) const {
   const absl::MutexLock lock(&mutex_);
   return names_.Find(name);
@@ -540,7 +545,7 @@ std::vector<LanguageInfo> LanguageStore::List() const {
   const absl::MutexLock lock(&mutex_);
   std::set<std::string> done;
   const auto add = [&](const Entry& entry) {
-    if (!done.insert(entry.code).second) return;
+    if (entry.code.empty() || !done.insert(entry.code).second) return;
     LanguageInfo& info = list.emplace_back();
     info.code = entry.code;
     info.state = entry.state;

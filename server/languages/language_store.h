@@ -88,6 +88,8 @@ class LanguageStore {
   // Ends waiting requests with UNAVAILABLE and joins the thread.
   void Stop();
 
+  // False: the model has none, and requests leave them out; Find and Acquire then take "".
+  bool has_languages() const ABSL_LOCKS_EXCLUDED(mutex_);
   // What a request means, without loading anything. INVALID_ARGUMENT naming near ones.
   absl::StatusOr<std::string> Find(std::string_view name) const ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -112,7 +114,7 @@ class LanguageStore {
   // `deadline` (DEADLINE_EXCEEDED: it is still draining).
   absl::Status Unload(std::string_view name, absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // All languages, in the order of model.json, then by name.
+  // All languages, in the order of model.json, then by name. Empty where the model has none.
   std::vector<LanguageInfo> List() const ABSL_LOCKS_EXCLUDED(mutex_);
   LanguageStoreCounters counters() const ABSL_LOCKS_EXCLUDED(mutex_);
   // Every language that model.json lists can be served: none of them is missing or broken, and without a budget all

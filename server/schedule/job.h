@@ -18,7 +18,7 @@ namespace koine::server {
 struct JobResult {
   absl::Status status;
   std::vector<kernels::Hypothesis> hypotheses;  // translate: best first
-  std::vector<float> embedding;                 // encode: [d_model]
+  std::vector<float> embedding;                 // encode: as the model pools
   std::vector<float> token_states;              // encode, if asked: [tokens, d_model]
   absl::Duration queued;                        // admission to first computation
   absl::Duration computed;                      // first computation to answer
@@ -29,7 +29,7 @@ struct Job {
   enum class Task : uint8_t { kTranslate, kEncode };
 
   Task task = Task::kTranslate;
-  std::shared_ptr<const model_loader::Language> source;   // null: a model without languages
+  std::shared_ptr<const model_loader::Language> source;
   std::shared_ptr<const model_loader::Language> target;   // translate only
   const model_loader::Adapter* source_adapter = nullptr;  // owned by `source`
   const model_loader::Adapter* target_adapter = nullptr;  // owned by `target`
@@ -37,7 +37,6 @@ struct Job {
   int32_t start_token = 0;                                // translate: decoder_start
   kernels::SearchOptions search;                          // translate
   bool token_states = false;                              // encode
-  bool pool_excludes_eos = false;                         // encode: the last row does not count in the mean
   bool normalize = true;                                  // encode
   absl::Time deadline = absl::InfiniteFuture();
 

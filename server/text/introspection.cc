@@ -187,6 +187,18 @@ void FillLanguages(const LanguageStore& languages, v1::LanguageStats* out) {
   out->set_budget_bytes(counters.budget_bytes);
 }
 
+void FillGeneration(const model_loader::Generation& generation, v1::GenerationDefaults* out) {
+  if (generation.beam_size.has_value()) out->set_beam_size(*generation.beam_size);
+  if (generation.length_penalty.has_value()) out->set_length_penalty(*generation.length_penalty);
+  if (generation.early_stopping.has_value()) {
+    out->set_early_stopping(static_cast<v1::EarlyStopping>(*generation.early_stopping));
+  }
+  if (generation.max_tokens.has_value()) out->set_max_tokens(static_cast<int32_t>(*generation.max_tokens));
+  if (generation.min_tokens.has_value()) out->set_min_tokens(static_cast<int32_t>(*generation.min_tokens));
+  for (const std::string& piece : generation.suppressed) out->add_suppressed(piece);
+  out->set_forced_end(generation.forced_end);
+}
+
 void FillEngine(const Engine& engine, v1::EngineStats* out) {
   const EngineCounters& counters = engine.counters();
   const EngineOptions& options = engine.options();
@@ -344,7 +356,7 @@ v1::GetModelInfoResponse DescribeModel(const ModelHost& host) {
   limits.set_max_message_bytes(request.max_message_bytes);
   limits.set_queue_items(host.queue->limits().max_items);
   limits.set_queue_tokens(host.queue->limits().max_tokens);
-  limits.set_max_source_tokens(sizes.max_positions);
+  limits.set_max_source_tokens(config.longest_source());
   for (const model_loader::LanguagePair& pair : config.zero_shot_pairs) {
     v1::LanguagePair& out = *response.add_zero_shot_pairs();
     out.set_source(pair.source);
@@ -360,6 +372,12 @@ v1::GetModelInfoResponse DescribeModel(const ModelHost& host) {
   }
   response.set_parameters(parameters);
   response.set_load_seconds(host.load_seconds);
+  response.set_embedding_size(static_cast<int32_t>(config.embedding_size()));
+  for (const auto& [name, text] : config.prompts) (*response.mutable_prompts())[name] = text;
+  response.set_default_prompt(config.default_prompt);
+  if (config.kind == model_loader::ModelKind::kEncoderDecoder) {
+    FillGeneration(config.generation, response.mutable_generation());
+  }
   return response;
 }
 
@@ -381,6 +399,7 @@ absl::StatusOr<v1::GetParameterStatsResponse> DescribeParameters(const ModelHost
   shared.set_state(v1::LANGUAGE_STATE_LOADED);
   AddAccount(account->shared, &shared);
   shared.set_resident_bytes(model.shared_resident_bytes());
+  shared.set_tokenizer_bytes(model.shared_tokenizer_bytes());
   if (checksums) shared.set_checksum(Hex(model.shared_checksum()));
   response.set_shared_parameters(shared.parameters());
   for (const LanguageInfo& info : languages) {
@@ -394,6 +413,7 @@ absl::StatusOr<v1::GetParameterStatsResponse> DescribeParameters(const ModelHost
         if (part.owner == info.code) AddAccount(part, &owner);
       }
       owner.set_resident_bytes(info.loaded->resident_bytes());
+      owner.set_tokenizer_bytes(info.loaded->tokenizer_bytes());
       if (checksums) owner.set_checksum(Hex(info.loaded->checksum()));
     }
     response.set_language_parameters(response.language_parameters() + owner.parameters());

@@ -6,7 +6,9 @@
 #include <unordered_set>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "server/text/fault.h"
+#include "server/text/utf8.h"
 
 namespace koine::server {
 namespace {
@@ -41,7 +43,9 @@ absl::Status CheckImplemented(const v1::TranslateOptions& options) {
 
 }  // namespace
 
-absl::StatusOr<CheckedTranslateOptions> CheckOptions(const v1::TranslateOptions& options, const RequestLimits& limits) {
+absl::StatusOr<CheckedTranslateOptions> CheckOptions(const v1::TranslateOptions& options,
+                                                     const model_loader::Generation& defaults,
+                                                     const RequestLimits& limits) {
   Violations violations;
   CheckedTranslateOptions checked;
   kernels::SearchOptions& search = checked.search;
@@ -55,14 +59,17 @@ absl::StatusOr<CheckedTranslateOptions> CheckOptions(const v1::TranslateOptions&
   range("max_tokens", options.max_tokens(), 0, limits.max_tokens);
   range("min_tokens", options.min_tokens(), 0, limits.max_tokens);
   range("no_repeat_ngram_size", options.no_repeat_ngram_size(), 0, limits.max_tokens);
+  range("early_stopping", options.early_stopping(), v1::EARLY_STOPPING_FALSE, v1::EARLY_STOPPING_NEVER);
   range("format", options.format(), v1::FORMAT_UNSPECIFIED, v1::FORMAT_HTML);
-  search.beam_size = std::max(1, options.beam_size());
+  search.beam_size =
+      options.beam_size() > 0 ? options.beam_size() : std::min(defaults.beam_size.value_or(1), limits.max_beams);
   search.num_hypotheses = std::max(1, options.num_hypotheses());
   if (search.num_hypotheses > search.beam_size) {
     violations.Add("options.num_hypotheses",
                    absl::StrCat("is ", search.num_hypotheses, ", more than beam_size ", search.beam_size));
   }
-  search.length_penalty = options.has_length_penalty() ? options.length_penalty() : 1;
+  search.length_penalty =
+      options.has_length_penalty() ? options.length_penalty() : defaults.length_penalty.value_or(1);
   if (!std::isfinite(search.length_penalty) || std::abs(search.length_penalty) > 10) {
     violations.Add("options.length_penalty", absl::StrCat("is ", search.length_penalty, ", allowed are -10 to 10"));
   }
@@ -70,9 +77,17 @@ absl::StatusOr<CheckedTranslateOptions> CheckOptions(const v1::TranslateOptions&
   if (!std::isfinite(penalty) || penalty < 0) {
     violations.Add("options.repetition_penalty", absl::StrCat("is ", penalty, ", must be positive"));
   }
-  search.early_stopping = options.early_stopping();
-  search.max_tokens = options.max_tokens();
+  search.early_stopping = options.has_early_stopping()
+                              ? static_cast<kernels::EarlyStopping>(options.early_stopping())
+                              : defaults.early_stopping.value_or(kernels::EarlyStopping::kNo);
+  search.forced_end = defaults.forced_end;
+  const int64_t most = limits.max_tokens;
+  search.max_tokens = options.max_tokens() > 0 ? options.max_tokens() : std::min(defaults.max_tokens.value_or(0), most);
   search.min_tokens = options.min_tokens();
+  if (!options.has_min_tokens()) {
+    search.min_tokens =
+        std::min(defaults.min_tokens.value_or(0), search.max_tokens > 0 ? search.max_tokens : most);
+  }
   if (options.max_tokens() > 0 && options.min_tokens() > options.max_tokens()) {
     violations.Add("options.min_tokens",
                    absl::StrCat("is ", options.min_tokens(), ", more than max_tokens ", options.max_tokens()));
@@ -92,7 +107,8 @@ absl::StatusOr<CheckedTranslateOptions> CheckOptions(const v1::TranslateOptions&
 }
 
 absl::StatusOr<kernels::SearchOptions> SearchFor(const CheckedTranslateOptions& options, int64_t source_tokens,
-                                                 const std::vector<int32_t>& model_forced, int32_t end_token,
+                                                 const std::vector<int32_t>& model_forced,
+                                                 const std::vector<int32_t>& model_suppressed, int32_t end_token,
                                                  int64_t vocabulary, int64_t max_positions,
                                                  const RequestLimits& limits) {
   kernels::SearchOptions search = options.search;
@@ -103,7 +119,7 @@ absl::StatusOr<kernels::SearchOptions> SearchFor(const CheckedTranslateOptions& 
       return InvalidField("options.forced_ids", absl::StrCat(id, " is not in the target's vocabulary of ", vocabulary));
     }
   }
-  const std::unordered_set<int32_t> suppressed(search.suppressed.begin(), search.suppressed.end());
+  std::unordered_set<int32_t> suppressed(search.suppressed.begin(), search.suppressed.end());
   for (const int32_t id : suppressed) {
     if (!inside(id)) {
       return InvalidField("options.suppressed_ids",
@@ -111,6 +127,8 @@ absl::StatusOr<kernels::SearchOptions> SearchFor(const CheckedTranslateOptions& 
     }
     if (id == end_token) return InvalidField("options.suppressed_ids", "the end mark cannot be suppressed");
   }
+  suppressed.insert(model_suppressed.begin(), model_suppressed.end());
+  search.suppressed.insert(search.suppressed.end(), model_suppressed.begin(), model_suppressed.end());
   // Beside the end mark, which min_tokens may forbid, something must be left.
   if (static_cast<int64_t>(suppressed.size()) + 1 >= vocabulary) {
     return InvalidField("options.suppressed_ids", "leaves nothing to generate");
@@ -134,14 +152,15 @@ absl::StatusOr<kernels::SearchOptions> SearchFor(const CheckedTranslateOptions& 
   return search;
 }
 
-absl::StatusOr<CheckedEncodeOptions> CheckOptions(const v1::EncodeOptions& options, int d_model,
+absl::StatusOr<CheckedEncodeOptions> CheckOptions(const v1::EncodeOptions& options, int64_t embedding_size,
                                                   bool normalize_by_default) {
-  const int dimensions = options.dimensions();
-  if (dimensions < 0 || dimensions > d_model) {
-    return InvalidField("options.dimensions", absl::StrCat("is ", dimensions, ", the model's vectors have ", d_model));
+  const int64_t dimensions = options.dimensions();
+  if (dimensions < 0 || dimensions > embedding_size) {
+    return InvalidField("options.dimensions",
+                        absl::StrCat("is ", dimensions, ", the model's vectors have ", embedding_size));
   }
-  if (dimensions != 0 && dimensions != d_model) {
-    return RefusedOption("options.dimensions", absl::StrCat("leave it out, or set ", d_model));
+  if (dimensions != 0 && dimensions != embedding_size) {
+    return RefusedOption("options.dimensions", absl::StrCat("leave it out, or set ", embedding_size));
   }
   absl::Status known = CheckKnown(options);
   if (!known.ok()) return known;
@@ -151,6 +170,19 @@ absl::StatusOr<CheckedEncodeOptions> CheckOptions(const v1::EncodeOptions& optio
   checked.truncate = options.truncate();
   checked.return_ids = options.return_ids();
   return checked;
+}
+
+absl::StatusOr<std::string> ChoosePrompt(const model_loader::ModelConfig& config, const std::string& name) {
+  if (name == "none") return std::string();
+  const std::string& chosen = name.empty() ? config.default_prompt : name;
+  if (chosen.empty()) return std::string();
+  const auto found = config.prompts.find(chosen);
+  if (found != config.prompts.end()) return found->second;
+  const std::string names = absl::StrJoin(config.prompts, ", ", [](std::string* out, const auto& prompt) {
+    absl::StrAppend(out, prompt.first);
+  });
+  return InvalidField("prompt", absl::StrCat("\"", ForMessage(name), "\" is no prompt of this model; it has ",
+                                             names.empty() ? "none" : names));
 }
 
 }  // namespace koine::server

@@ -11,8 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "absl/synchronization/mutex.h"
+#include "model_loader/model/prompts.h"
 #include "server/text/options.h"
-#include "server/text/prompts.h"
 #include "server/text/utf8.h"
 
 namespace koine::server {
@@ -21,6 +21,8 @@ namespace {
 using model_loader::Adapter;
 using model_loader::Language;
 using model_loader::Model;
+using model_loader::SourcePrompt;
+using model_loader::TargetPrompt;
 
 // One task of a text worker tokenises this much before others get their turn: about 20 ms at 4 MB/s.
 constexpr int64_t kSliceItems = 64;
@@ -97,15 +99,16 @@ absl::StatusOr<SourceTokens> CheckIds(const google::protobuf::RepeatedField<int3
   return tokens;
 }
 
-// REQUIRES valid UTF-8.
-absl::StatusOr<SourceTokens> Tokenize(const std::string& text, const Language& language, const SourcePrompt& prompt,
+// `before` is the model's own text, which goes before the caller's. REQUIRES valid UTF-8.
+absl::StatusOr<SourceTokens> Tokenize(const std::string& before, const std::string& text, const Language& language, const SourcePrompt& prompt,
                                       int64_t max_positions, int64_t max_characters, bool truncate, std::string field) {
   const int64_t characters = CountCodePoints(text).value_or(0);
   if (characters > max_characters) {
     return InvalidField(std::move(field),
                         absl::StrCat("has ", characters, " characters, the limit is ", max_characters));
   }
-  absl::StatusOr<model_loader::Encoded> encoded = language.tokenizer().Encode(text);
+  absl::StatusOr<model_loader::Encoded> encoded =
+      before.empty() ? language.tokenizer().Encode(text) : language.tokenizer().Encode(absl::StrCat(before, text));
   if (!encoded.ok()) return encoded.status();
   SourceTokens tokens;
   if (encoded->ids.empty()) return tokens;
@@ -205,7 +208,7 @@ class TextService::BatchCall : public Call, public std::enable_shared_from_this<
   absl::Status Choose(const std::string& name, const std::string& adapter, const char* role, LanguageChoice* choice) {
     choice->role = role;
     choice->adapter = adapter;
-    if (name.empty()) return absl::OkStatus();
+    if (name.empty() && service_.parts_.languages->has_languages()) return absl::OkStatus();
     absl::StatusOr<std::string> code = FindLanguage(*service_.parts_.languages, name, role);
     if (!code.ok()) return code.status();
     choice->code = *std::move(code);
@@ -531,9 +534,13 @@ class TextService::TranslateCall final : public BatchCall {
       return InvalidField("model", absl::StrCat(service_.name_, " does not translate"));
     }
     if (const auto field = FindInvalidUtf8(*request_)) return InvalidField(*field, "is not valid UTF-8");
-    absl::StatusOr<CheckedTranslateOptions> options = CheckOptions(request_->options(), limits());
+    absl::StatusOr<CheckedTranslateOptions> options =
+        CheckOptions(request_->options(), model().config().generation, limits());
     if (!options.ok()) return options.status();
     options_ = *std::move(options);
+    absl::StatusOr<std::string> prompt = ChoosePrompt(model().config(), request_->prompt());
+    if (!prompt.ok()) return prompt.status();
+    prompt_ = *std::move(prompt);
     absl::Status status = Choose(request_->source(), request_->source_adapter(), "source", &source_);
     if (status.ok()) status = Choose(request_->target(), request_->target_adapter(), "target", &target_);
     if (!status.ok()) return status;
@@ -592,12 +599,12 @@ class TextService::TranslateCall final : public BatchCall {
     absl::StatusOr<SourceTokens> tokens;
     if (!item.source_ids().empty()) {
       if (!item.text().empty()) return InvalidField(field, "comes with text: send one of them");
-      tokens = CheckIds(item.source_ids(), *job->source, max_positions(), field);
+      tokens = CheckIds(item.source_ids(), *job->source, model().config().longest_source(), field);
     } else if (!IsBlank(item.text())) {
       absl::StatusOr<SourcePrompt> prompt = ResolveSource(model().config().prompt, job->source->config(),
                                                           job->source->tokenizer(), &job->target->config());
       if (!prompt.ok()) return prompt.status();
-      tokens = Tokenize(item.text(), *job->source, *prompt, max_positions(), limits().max_characters, options_.truncate,
+      tokens = Tokenize(prompt_, item.text(), *job->source, *prompt, model().config().longest_source(), limits().max_characters, options_.truncate,
                         field);
     } else {
       tokens = SourceTokens{};
@@ -619,8 +626,9 @@ class TextService::TranslateCall final : public BatchCall {
     job->source_ids = std::move(tokens->ids);
     job->start_token = prompt->start;
     absl::StatusOr<kernels::SearchOptions> search =
-        SearchFor(options_, job->tokens(), prompt->forced, model().config().special_tokens.eos,
-                  job->target->weights().vocabulary, max_positions(), limits());
+        SearchFor(options_, job->tokens(), prompt->forced,
+                  SuppressedIds(model().config().generation, job->target->tokenizer()),
+                  model().config().special_tokens.eos, job->target->weights().vocabulary, max_positions(), limits());
     if (!search.ok()) return search.status();
     job->search = *std::move(search);
     result.set_zero_shot(zero_shot);
@@ -691,6 +699,7 @@ class TextService::TranslateCall final : public BatchCall {
   const std::unique_ptr<v1::TranslateRequest> request_;
   TranslateDone done_;
   CheckedTranslateOptions options_;
+  std::string prompt_;  // text before every item's
   LanguageChoice source_, target_;
   std::vector<std::pair<int, int>> places_of_;  // by item: of source and target
   std::vector<const Language*> targets_;        // by item; null without a job. The call's leases keep them
@@ -703,15 +712,18 @@ class TextService::EncodeCall final : public BatchCall {
       : BatchCall(service, deadline), request_(std::move(request)), done_(std::move(done)) {}
 
  private:
-  int d_model() const { return model().config().architecture.d_model; }
+  int64_t embedding_size() const { return model().config().embedding_size(); }
 
   absl::Status CheckRequest() override {
     if (!model().config().encodes) return InvalidField("model", absl::StrCat(service_.name_, " does not encode"));
     if (const auto field = FindInvalidUtf8(*request_)) return InvalidField(*field, "is not valid UTF-8");
     absl::StatusOr<CheckedEncodeOptions> options =
-        CheckOptions(request_->options(), d_model(), model().config().pooling.normalize);
+        CheckOptions(request_->options(), embedding_size(), model().config().pooling.normalize);
     if (!options.ok()) return options.status();
     options_ = *options;
+    absl::StatusOr<std::string> prompt = ChoosePrompt(model().config(), request_->prompt());
+    if (!prompt.ok()) return prompt.status();
+    prompt_ = *std::move(prompt);
     absl::Status status = Choose(request_->language(), request_->adapter(), "language", &language_);
     if (!status.ok()) return status;
     const bool named = request_->items().empty() || language_.place >= 0 ||
@@ -719,7 +731,7 @@ class TextService::EncodeCall final : public BatchCall {
                                    [](const v1::EncodeItem& item) { return !item.language().empty(); });
     if (!named) return MissingLanguage("language");
     response_.set_model(service_.name_);
-    response_.set_dimensions(d_model());
+    response_.set_dimensions(static_cast<int32_t>(embedding_size()));
     for (int i = 0; i < request_->items_size(); ++i) response_.add_results();
     places_of_.resize(static_cast<size_t>(request_->items_size()));
     return absl::OkStatus();
@@ -752,13 +764,13 @@ class TextService::EncodeCall final : public BatchCall {
     absl::StatusOr<SourceTokens> tokens;
     if (!item.ids().empty()) {
       if (!item.text().empty()) return InvalidField(field, "come with text: send one of them");
-      tokens = CheckIds(item.ids(), *job->source, max_positions(), field);
+      tokens = CheckIds(item.ids(), *job->source, model().config().longest_source(), field);
     } else {
       if (IsBlank(item.text())) return InvalidField(field, "is blank: a blank text has no vector");
       absl::StatusOr<SourcePrompt> prompt =
           ResolveSource(model().config().prompt, job->source->config(), job->source->tokenizer(), nullptr);
       if (!prompt.ok()) return prompt.status();
-      tokens = Tokenize(item.text(), *job->source, *prompt, max_positions(), limits().max_characters, options_.truncate,
+      tokens = Tokenize(prompt_, item.text(), *job->source, *prompt, model().config().longest_source(), limits().max_characters, options_.truncate,
                         field);
     }
     if (!tokens.ok()) return tokens.status();
@@ -766,7 +778,6 @@ class TextService::EncodeCall final : public BatchCall {
     job->task = Job::Task::kEncode;
     job->source_ids = std::move(tokens->ids);
     job->token_states = options_.token_states;
-    job->pool_excludes_eos = !model().config().pooling.includes_eos;
     job->normalize = options_.normalize;
     result.set_truncated(tokens->truncated);
     result.set_input_tokens(static_cast<int32_t>(job->source_ids.size()));
@@ -778,8 +789,10 @@ class TextService::EncodeCall final : public BatchCall {
 
   // Vectors are what makes a reply large: their bytes are known before anything is computed.
   absl::Status CheckReply(int64_t jobs, int64_t tokens) override {
-    const int64_t vectors = jobs + (options_.token_states ? tokens : 0);
-    const int64_t bytes = vectors * d_model() * static_cast<int64_t>(sizeof(float));
+    const int64_t states = options_.token_states ? tokens : 0;
+    const int64_t vectors = jobs + states;
+    const int64_t bytes = (jobs * embedding_size() + states * model().config().architecture.d_model) *
+                          static_cast<int64_t>(sizeof(float));
     if (bytes <= limits().max_message_bytes) return absl::OkStatus();
     return InvalidField("items",
                         absl::StrCat("need ", vectors, " vectors, ", bytes, " bytes, and a reply holds at most ",
@@ -796,7 +809,7 @@ class TextService::EncodeCall final : public BatchCall {
 
   absl::Status Answer(int i, JobResult job) override {
     v1::EncodeResult& result = *response_.mutable_results(i);
-    if (job.embedding.size() != static_cast<size_t>(d_model())) {
+    if (job.embedding.size() != static_cast<size_t>(embedding_size())) {
       return absl::InternalError("the engine gave no vector");
     }
     result.mutable_embedding()->Assign(job.embedding.begin(), job.embedding.end());
@@ -822,6 +835,7 @@ class TextService::EncodeCall final : public BatchCall {
   const std::unique_ptr<v1::EncodeRequest> request_;
   EncodeDone done_;
   CheckedEncodeOptions options_;
+  std::string prompt_;  // text before every item's
   LanguageChoice language_;
   std::vector<int> places_of_;  // by item
   v1::EncodeResponse response_;
@@ -848,7 +862,12 @@ absl::StatusOr<std::unique_ptr<TextService>> TextService::Create(std::string nam
   }
   for (const LanguageInfo& info : parts.languages->List()) {
     if (info.loaded == nullptr) continue;
-    absl::Status prompt = CheckPrompt(parts.languages->model().config(), *info.loaded);
+    absl::Status prompt = model_loader::CheckPrompt(parts.languages->model().config(), *info.loaded);
+    if (!prompt.ok()) return prompt;
+  }
+  if (const Model& model = parts.languages->model(); !parts.languages->has_languages()) {
+    const auto nameless = model.LoadLanguage("");
+    absl::Status prompt = nameless.ok() ? model_loader::CheckPrompt(model.config(), **nameless) : nameless.status();
     if (!prompt.ok()) return prompt;
   }
   return std::unique_ptr<TextService>(new TextService(std::move(name), std::move(parts), options));

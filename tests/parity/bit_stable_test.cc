@@ -4,13 +4,16 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "tests/support/harness.h"
+#include "tests/support/random_model.h"
 
 namespace koine {
 namespace {
@@ -113,6 +116,62 @@ TEST_P(BitStable, AloneEqualsAnyBatchThreadsAndWorkers) {
     std::printf("batches of %d, %d threads, %d workers: up to %ld rows and %ld target languages in a step\n",
                 setting.batch, setting.threads, setting.workers, static_cast<long>(most_rows),
                 static_cast<long>(most_languages));
+  }
+}
+
+// Relative positions bias scores by distance, and pooling ends in a product of its own: neither may look at neighbours.
+TEST_P(BitStable, RelativePositionsAndDensePoolingKeepTheirBitsInAnyBatch) {
+  const Precision precision = GetParam();
+  if (!kernels::CheckPrecision(precision).ok()) GTEST_SKIP() << kernels::CheckPrecision(precision);
+  model_loader::ModelConfig config = testing::SmallConfig("relative");
+  config.architecture.d_model = 64;
+  config.architecture.d_head = 12;
+  config.architecture.output_scale = 0.125F;
+  config.positions.type = model_loader::PositionType::kRelativeBuckets;
+  config.pooling.dense = model_loader::PoolingDense{48, model_loader::DenseActivation::kTanh, true};
+  config.shared_embedding = true;
+  const std::string directory = ::testing::TempDir() + "/bit_stable_relative_" + std::string(kernels::Name(precision));
+  std::filesystem::remove_all(directory);
+  testing::WriteRandomShared(directory, config, 5, kernels::DType::kF32, testing::SmallTokenizer());
+  const auto loaded = model_loader::Model::Load(directory, {precision});
+  std::filesystem::remove_all(directory);
+  ASSERT_TRUE(loaded.ok()) << loaded.status();
+  const std::shared_ptr<const model_loader::Model> model = *loaded;
+
+  std::mt19937 generator(11);
+  std::vector<std::vector<int32_t>> sources(90);
+  for (std::vector<int32_t>& ids : sources) {
+    for (unsigned length = 1 + generator() % 100; length > 0; --length) {
+      ids.push_back(static_cast<int32_t>(4 + generator() % 300));
+    }
+    ids.push_back(2);
+  }
+  const auto job = [&](size_t i) {
+    auto made = std::make_shared<server::Job>();
+    made->source = made->target = model->languages()[0];
+    made->source_ids = sources[i];
+    made->task = i % 3 == 0 ? server::Job::Task::kEncode : server::Job::Task::kTranslate;
+    if (i % 3 == 0) made->target = nullptr;
+    made->start_token = 1;
+    made->search.beam_size = made->search.num_hypotheses = i % 5 == 0 ? 3 : 1;
+    made->search.max_tokens = 40;
+    made->search.end_token = 2;
+    return made;
+  };
+  std::vector<std::string> alone;
+  {
+    testing::EngineHarness harness(model, {.max_rows = 64});
+    for (size_t i = 0; i < sources.size(); ++i) alone.push_back(Bytes(harness.Run({job(i)})[0]));
+  }
+  for (const int threads : {1, 2}) {
+    testing::EngineHarness harness(model, {.threads = threads, .max_rows = 200});
+    std::vector<server::JobPtr> jobs;
+    for (size_t i = 0; i < sources.size(); ++i) jobs.push_back(job(sources.size() - 1 - i));
+    const auto results = harness.Run(jobs);
+    for (size_t i = 0; i < results.size(); ++i) {
+      ASSERT_EQ(Bytes(results[i]), alone[sources.size() - 1 - i]) << i << ", threads " << threads;
+    }
+    ASSERT_EQ(results.back().embedding.size(), 48U);
   }
 }
 

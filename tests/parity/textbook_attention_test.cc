@@ -81,7 +81,7 @@ TEST(TextbookAttention, TwoLanguagesInOnePackedBatch) {
     const float* blocks = block.data();
     std::vector<float> scratch(static_cast<size_t>(kernels::AttentionScratchFloats(tokens)));
     kernels::Attend(shape, 0, kHeads, 1.0F / std::sqrt(static_cast<float>(kHeadWidth)),
-                    projected.data() + begin * 3 * kModel, 3 * kModel, tokens, {&blocks, tokens},
+                    projected.data() + begin * 3 * kModel, 3 * kModel, tokens, {&blocks, tokens}, {},
                     context.data() + begin * kModel, kModel, scratch.data());
     begin += tokens;
   }

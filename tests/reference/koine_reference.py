@@ -169,6 +169,8 @@ class Model:
             path = os.path.join(folder, "language.safetensors")
             tensors = read_safetensors(path) if os.path.exists(path) else {}
             languages[code] = Language(_read_json(os.path.join(folder, "language.json")), tensors, adapters)
+        if not languages:  # a model without languages: None in their place
+            languages[None] = Language({}, {}, {})
         return Model(config, shared, languages)
 
     # -- who owns what
@@ -214,13 +216,35 @@ class Model:
             y = y + adapter.lora_scale() * (low @ adapter.tensors[name + ".lora.b"].T)
         return y
 
-    def _heads(self, q, k, v, causal):
+    def _bucket(self, side, distance):
+        """The row of the table of relative positions for a key `distance` positions after the query."""
+        positions = self.architecture["positions"]
+        n, r, base = positions["buckets"], max(-distance, 0), 0
+        if side == "encoder":
+            n //= 2
+            r, base = abs(distance), n if distance > 0 else 0
+        m = n // 2
+        if r < m:
+            return base + r
+        # A hair more than the formula: where it gives a whole number, rounding must not make it the one below.
+        further = math.log(r / m) / math.log(positions["max_distance"] / m) * (n - m) + 1e-9
+        return base + min(n - 1, m + int(further))
+
+    def _bias(self, side, rows):
+        """[heads, rows, rows]: what the scores of self-attention get for relative positions."""
+        if self.architecture["positions"]["type"] != "relative_buckets":
+            return np.zeros((self.architecture["heads"], rows, rows))
+        table = self.shared[f"{side}.relative_bias.weight"]
+        buckets = [[self._bucket(side, key - query) for key in range(rows)] for query in range(rows)]
+        return table[np.asarray(buckets)].transpose(2, 0, 1)
+
+    def _heads(self, q, k, v, causal, bias):
         """Attention of some heads: [rows, heads * d_head] each; the heads side by side."""
         d_head = self.architecture["d_head"]
         out = np.zeros((q.shape[0], q.shape[1]))
         for begin in range(0, q.shape[1], d_head):
             head = slice(begin, begin + d_head)
-            scores = self.architecture["attention_scale"] * (q[:, head] @ k[:, head].T)
+            scores = self.architecture["attention_scale"] * (q[:, head] @ k[:, head].T) + bias[begin // d_head]
             if causal:
                 scores = np.where(np.tri(*scores.shape, dtype=bool), scores, -np.inf)
             out[:, head] = softmax(scores) @ v[:, head]
@@ -230,12 +254,15 @@ class Model:
         """o·concat(shared heads) + own.o·concat(own heads) + o.bias; on an own layer all heads are the language's."""
         name = f"{side}.layers.{layer}.{block}"
         owner = self._attention_owner(side, layer, language)
+        bias = np.zeros((self.architecture["heads"], len(x), len(memory)))
+        if block == "self_attn":
+            bias = self._bias(side, len(x))
         result = 0
         if self._is_own_layer(side, layer) or self.shared_heads > 0:
             q = self._linear(owner, name + ".q", x, adapter)
             k = self._linear(owner, name + ".k", memory, adapter)
             v = self._linear(owner, name + ".v", memory, adapter)
-            result = self._linear(owner, name + ".o", self._heads(q, k, v, causal), adapter)
+            result = self._linear(owner, name + ".o", self._heads(q, k, v, causal, bias), adapter)
         elif name + ".o.bias" in owner:
             result = owner[name + ".o.bias"]
         if not self._is_own_layer(side, layer) and self.sharing["language_heads"] > 0:
@@ -243,7 +270,7 @@ class Model:
             q = self._linear(tensors, own + ".q", x)
             k = self._linear(tensors, own + ".k", memory)
             v = self._linear(tensors, own + ".v", memory)
-            result = result + self._linear(tensors, own + ".o", self._heads(q, k, v, causal))
+            result = result + self._linear(tensors, own + ".o", self._heads(q, k, v, causal, bias[self.shared_heads :]))
         return result
 
     def _feed_forward(self, side, layer, language, adapter, x):
@@ -277,6 +304,8 @@ class Model:
     def _positions(self, side, count):
         """[count, d_model]: the rows of the first `count` tokens."""
         positions = self.architecture["positions"]
+        if positions["type"] == "relative_buckets":
+            return np.zeros((count, self.architecture["d_model"]))
         first = positions.get("first_position", 0)
         if first + count > positions["max_positions"]:
             raise ValueError(f"{count} tokens from row {first} on do not fit {positions['max_positions']} positions")
@@ -339,6 +368,7 @@ class Model:
             x = self._bottleneck("decoder", layer, chosen, x)
         if self.architecture["final_norm"]:
             x = self._norm(self.shared, "decoder.final_norm", x)
+        x = self.architecture.get("output_scale", 1.0) * x
         owner = self._vocabulary_owner(language)
         table = owner["embedding.weight" if self.architecture["tied_output"] else "output.weight"]
         logits = x @ table.T
@@ -352,6 +382,9 @@ class Model:
         else:
             rows = encoder_rows if pooling["includes_eos"] else encoder_rows[:-1]
             vector = rows.mean(axis=0)
+        if "dense" in pooling:
+            vector = self._linear(self.shared, "pooling.dense", vector)
+            vector = np.tanh(vector) if pooling["dense"]["activation"] == "tanh" else vector
         return vector / np.linalg.norm(vector) if pooling["normalize"] else vector
 
     def greedy(self, language, memory, start, max_steps, adapter=None):

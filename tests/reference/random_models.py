@@ -79,18 +79,32 @@ def random_config(random, codes, allow_shared_embedding):
     positions = {"first_position": random.choice([0, 0, 2])}
     positions["max_positions"] = positions["first_position"] + random.integer(30, 64)
     d_model = random.choice([16, 20, 24, 30, 32, 34, 48, 64])
-    if random.flip():
+    kind = random.choice(["sinusoidal", "learned", "relative_buckets"])
+    if kind == "relative_buckets":
+        buckets = 2 * random.integer(2, 16)
+        positions = {"type": kind, "max_positions": positions["max_positions"], "buckets": buckets}
+        positions["max_distance"] = buckets // 2 + random.integer(1, 40)
+    elif kind == "sinusoidal":
         exponent = random.choice(["i/(d_model/2-1)", "2i/d_model"])
         positions.update({"type": "sinusoidal", "layout": "sin_then_cos", "base": 10000, "exponent": exponent})
     else:
         positions["type"] = "learned"
     layers = {"encoder": [], "decoder": [], "scope": random.choice(["attention", "layer"])}
-    if random.flip(0.6):
+    if codes and random.flip(0.6):
         layers["encoder"] = random.subset(list(range(encoder_layers)))
         layers["decoder"] = random.subset(list(range(decoder_layers)))
-    sharing = {"language_heads": random.choice([0, random.integer(0, heads)]), "language_layers": layers}
-    if allow_shared_embedding and random.flip(0.15):
+    language_heads = random.choice([0, random.integer(0, heads)]) if codes else 0
+    sharing = {"language_heads": language_heads, "language_layers": layers}
+    if not codes or (allow_shared_embedding and random.flip(0.15)):
         sharing["embedding"] = "shared"
+    pooling = {
+        "mode": random.choice(["mean", "mean", "cls"]),
+        "includes_eos": random.flip(),
+        "normalize": random.flip(0.7),
+    }
+    if random.flip(0.3):
+        activation = random.choice(["tanh", "identity"])
+        pooling["dense"] = {"size": random.integer(1, 70), "activation": activation, "bias": random.flip()}
     return {
         "format": "koine",
         "format_version": 1,
@@ -120,15 +134,12 @@ def random_config(random, codes, allow_shared_embedding):
             "positions": positions,
             "tied_output": random.flip(),
             "output_bias": random.flip(),
+            "output_scale": random.choice([1.0, 1.0, 0.5]),
         },
         "sharing": sharing,
         "prompt": {"source": ["$text", "</s>"], "decoder_start": "<s>"},
         "special_tokens": SPECIAL,
-        "pooling": {
-            "mode": random.choice(["mean", "mean", "cls"]),
-            "includes_eos": random.flip(),
-            "normalize": random.flip(0.7),
-        },
+        "pooling": pooling,
         "languages": codes,
     }
 
@@ -223,6 +234,12 @@ class Weights:
             if positions["type"] == "learned":
                 table = self.random.rng.normal(0, 0.3, (positions["max_positions"], self.d))
                 tensors[side + ".positions.weight"] = table
+            elif positions["type"] == "relative_buckets":
+                table = self.random.rng.normal(0, 1, (positions["buckets"], self.architecture["heads"]))
+                tensors[side + ".relative_bias.weight"] = table
+        if "dense" in self.config["pooling"]:
+            dense = self.config["pooling"]["dense"]
+            tensors.update(self._linear("pooling.dense", dense["size"], self.d, dense["bias"]))
         return tensors
 
     def own_parts(self):
@@ -339,8 +356,7 @@ def random_sample(random, model, source, target, source_adapter=None, target_ada
     logits = model.decode(target, memory, decoder_ids, target_adapter)
     best = [np.argsort(-row, kind="stable")[:4] for row in logits]
     sample = {
-        "source": source,
-        "target": target,
+        **({} if source is None else {"source": source, "target": target}),
         "text": "(random ids)",
         "source_ids": source_ids,
         "decoder_ids": decoder_ids,
@@ -364,6 +380,8 @@ def make_model(directory, seed, index, tokenizers, allow_shared_embedding=True):
     codes = CODES[:]
     random.rng.shuffle(codes)
     codes = codes[: random.integer(3, 12)]
+    if allow_shared_embedding and random.flip(0.1):
+        codes = []  # a model without languages
     config = random_config(random, codes, allow_shared_embedding)
     config["name"] = f"random-{seed}-{index}"
     weights = Weights(random, config)
@@ -409,7 +427,7 @@ def make_model(directory, seed, index, tokenizers, allow_shared_embedding=True):
     model = Model.load(directory)
     targets = codes[:]
     random.rng.shuffle(targets)
-    pairs = list(zip(codes, targets)) + [(random.choice(codes),) * 2]
+    pairs = list(zip(codes, targets)) + [(random.choice(codes),) * 2] if codes else [(None, None)] * 4
     samples = [random_sample(random, model, source, target) for source, target in pairs]
     for code in named:
         for name in named[code] + ["none"]:

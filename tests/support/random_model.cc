@@ -60,6 +60,12 @@ SafetensorsWriter RandomTensors(const std::vector<TensorSpec>& specs, int64_t vo
   return writer;
 }
 
+int64_t PiecesOf(const std::string& tokenizer) {
+  const auto parsed = model_loader::ParseSentencePiece(tokenizer, "tokenizer");
+  Must(parsed.status());
+  return (*parsed)->size();
+}
+
 std::string ReadBytes(const std::string& path) {
   std::ifstream stream(path, std::ios::binary);
   std::ostringstream bytes;
@@ -97,9 +103,15 @@ std::string DemoTokenizer(const std::string& code) {
   return ReadBytes(SourcePath("deploy/demo_model/languages/" + code + "/tokenizer.model"));
 }
 
-void WriteRandomShared(const std::string& directory, const ModelConfig& config, unsigned seed, kernels::DType dtype) {
-  Must(model_loader::ModelWriter(directory).WriteShared(
-      config, RandomTensors(model_loader::SharedTensors(config), 0, seed, dtype)));
+void WriteRandomShared(const std::string& directory, const ModelConfig& config, unsigned seed, kernels::DType dtype,
+                       const std::string& tokenizer) {
+  const model_loader::ModelWriter writer(directory);
+  int64_t rows = 0;
+  if (!tokenizer.empty()) {
+    rows = PiecesOf(tokenizer);
+    Must(writer.WriteTokenizer(tokenizer));
+  }
+  Must(writer.WriteShared(config, RandomTensors(model_loader::SharedTensors(config), rows, seed, dtype)));
 }
 
 void WriteRandomLanguage(const std::string& directory, const ModelConfig& config, const RandomLanguage& language,
@@ -107,12 +119,7 @@ void WriteRandomLanguage(const std::string& directory, const ModelConfig& config
   model_loader::LanguageConfig written;
   written.code = written.name = language.code;
   written.adapter = language.adapter;
-  int64_t rows = language.rows;
-  if (rows == 0) {
-    const auto parsed = model_loader::ParseSentencePiece(tokenizer, "tokenizer");
-    Must(parsed.status());
-    rows = (*parsed)->size();
-  }
+  const int64_t rows = language.rows == 0 ? PiecesOf(tokenizer) : language.rows;
   Must(model_loader::ModelWriter(directory).WriteLanguage(
       config, written,
       RandomTensors(model_loader::LanguageTensors(config, language.adapter), rows, seed, dtype, language.lora_sites),

@@ -28,9 +28,10 @@ std::string SmallTokenizer();
 std::string DemoTokenizer(const std::string& code);
 
 // Writes the shared part: weights normal with deviation 1/sqrt(columns), norms about 1, all from `seed`. Aborts the
-// test program with a message on errors (they are the test's own).
+// test program with a message on errors (they are the test's own). `tokenizer` is written, and its pieces are the rows
+// of the table, where the vocabulary is shared.
 void WriteRandomShared(const std::string& directory, const model_loader::ModelConfig& config, unsigned seed,
-                       kernels::DType dtype = kernels::DType::kF32);
+                       kernels::DType dtype = kernels::DType::kF32, const std::string& tokenizer = "");
 void WriteRandomLanguage(const std::string& directory, const model_loader::ModelConfig& config,
                          const RandomLanguage& language, const std::string& tokenizer, unsigned seed,
                          kernels::DType dtype = kernels::DType::kF32);

@@ -140,8 +140,30 @@ TEST(CliTest, EveryOptionReachesTheRequest) {
   EXPECT_EQ(request.options().max_tokens(), 7);
   EXPECT_EQ(request.options().min_tokens(), 2);
   EXPECT_TRUE(request.options().truncate());
-  EXPECT_TRUE(request.options().early_stopping());
+  EXPECT_EQ(request.options().early_stopping(), v1::EARLY_STOPPING_TRUE);
   EXPECT_TRUE(request.options().return_scores());
+}
+
+TEST(CliTest, WhatIsNotGivenStaysSilent) {
+  FakeServer server;
+  ASSERT_EQ(RunKoine(Translate(server, {"one"})).code, kOk);
+  const auto silent = server.service.translate_requests().at(0);
+  EXPECT_FALSE(silent.options().has_early_stopping());
+  EXPECT_FALSE(silent.options().has_min_tokens());
+  EXPECT_EQ(silent.options().beam_size(), 0);
+  EXPECT_EQ(silent.prompt(), "");
+  ASSERT_EQ(
+      RunKoine(Translate(server, {"--early-stopping=never", "--min-tokens", "0", "--prompt", "query", "one"})).code,
+      kOk);
+  const auto given = server.service.translate_requests().at(1);
+  EXPECT_EQ(given.options().early_stopping(), v1::EARLY_STOPPING_NEVER);
+  EXPECT_TRUE(given.options().has_min_tokens());
+  EXPECT_EQ(given.prompt(), "query");
+  ASSERT_EQ(RunKoine(Translate(server, {"--early-stopping=false", "one"})).code, kOk);
+  EXPECT_TRUE(server.service.translate_requests().at(2).options().has_early_stopping());
+  // Languages may be left out: models without any take none.
+  ASSERT_EQ(RunKoine({"translate", "--server", server.address(), "one"}).code, kOk);
+  EXPECT_EQ(server.service.translate_requests().at(3).source(), "");
 }
 
 TEST(CliTest, UsageErrorsAreOneLineAndCodeTwo) {
@@ -152,6 +174,7 @@ TEST(CliTest, UsageErrorsAreOneLineAndCodeTwo) {
       {"translate", "--beam", "0", "x"},
       {"translate", "--num-hypotheses", "-1", "x"},
       {"translate", "--beam", "many", "x"},
+      {"translate", "--early-stopping=always", "x"},
       {"translate", "--timeout", "soon", "x"},
       {"translate", "--timeout", "-1", "x"},
       {"translate", "--server", "", "x"},

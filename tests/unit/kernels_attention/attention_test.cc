@@ -72,7 +72,7 @@ struct Result {
 
 // Attends all heads of `shape`; checks that nothing outside out, scratch and weights was written.
 Result RunAttend(const KvShape& shape, float scale, const Matrix& query, const AttentionMemory& memory,
-                 int64_t padding = 0, int64_t misalign = 0) {
+                 int64_t padding = 0, int64_t misalign = 0, const ScoreBias& bias = {}) {
   const int64_t width = int64_t{shape.heads} * shape.d_head;
   const int64_t rows = static_cast<int64_t>(query.size()) / width;
   const int64_t stride = width + padding;
@@ -83,7 +83,7 @@ Result RunAttend(const KvShape& shape, float scale, const Matrix& query, const A
   Matrix out(Index(2 * kGuard + misalign + rows * stride), kGuardValue);
   Matrix scratch(Index(2 * kGuard + AttentionScratchFloats(memory.tokens)), kGuardValue);
   Matrix weights(Index(2 * kGuard + rows * memory.tokens), kGuardValue);
-  Attend(shape, 0, shape.heads, scale, in.data() + misalign, stride, rows, memory, out.data() + kGuard + misalign,
+  Attend(shape, 0, shape.heads, scale, in.data() + misalign, stride, rows, memory, bias, out.data() + kGuard + misalign,
          stride, scratch.data() + kGuard, weights.data() + kGuard);
   Result result;
   for (int64_t r = 0; r < rows; ++r) {
@@ -209,10 +209,65 @@ TEST_P(AttentionTest, HeadsInPiecesEqualAllHeadsAtOnce) {
   Matrix pieces(query.size());
   Matrix scratch(Index(AttentionScratchFloats(50)));
   for (const auto& [first, heads] : {std::pair{0, 2}, std::pair{2, 1}, std::pair{3, 2}}) {
-    Attend(shape, first, heads, 0.2F, query.data() + first * 24, width, 6, memory.view(), pieces.data() + first * 24,
-           width, scratch.data());
+    Attend(shape, first, heads, 0.2F, query.data() + first * 24, width, 6, memory.view(), {},
+           pieces.data() + first * 24, width, scratch.data());
   }
   EXPECT_TRUE(SameBits(whole.out.data(), pieces.data(), 6 * width));
+}
+
+// A table by distance as a model has it, with NaN after what may be read.
+struct BiasTable {
+  BiasTable(std::mt19937& random, int heads, int64_t positions)
+      : longest(positions), stride(2 * longest - 1 + kBlockTokens - 1), values(Random(random, heads * stride)) {
+    values.resize(values.size() + 64, kNan);
+  }
+  // For query rows from `position` on.
+  ScoreBias from(int64_t position) const { return {values.data() + longest - 1 - position, stride}; }
+
+  int64_t longest, stride;
+  Matrix values;
+};
+
+TEST_P(AttentionTest, ScoresGetTheBiasOfTheirDistanceAndRowsStayAlone) {
+  std::mt19937 random(8);
+  for (const int64_t tokens : {1, 2, 15, 16, 17, 40, 129}) {
+    const KvShape shape = {.layers = 1, .heads = 3, .d_head = 20};
+    const int64_t width = 60;
+    const Matrix keys = Random(random, tokens * width);
+    const Matrix values = Random(random, tokens * width);
+    const Matrix query = Random(random, tokens * width);
+    const Memory memory(shape, 0, keys, values);
+    const BiasTable table(random, 3, tokens + static_cast<int64_t>(random() % 3));
+    Matrix bias;
+    for (int64_t h = 0; h < 3; ++h) {
+      for (int64_t r = 0; r < tokens; ++r) {
+        for (int64_t t = 0; t < tokens; ++t) {
+          bias.push_back(table.values[Index(h * table.stride + table.longest - 1 + t - r)]);
+        }
+      }
+    }
+    Matrix weights;
+    const Matrix expected = reference::Attend(3, 20, 0.2F, query, keys, values, &weights, bias);
+    const Result whole = RunAttend(shape, 0.2F, query, memory.view(), 3, 1, table.from(0));
+    EXPECT_LT(LargestDifference(whole.out, expected), 2e-6) << tokens;
+    EXPECT_LT(LargestDifference(whole.weights, weights), 1e-6) << tokens;
+    for (int64_t r = 0; r < tokens; ++r) {
+      const Matrix row(query.begin() + r * width, query.begin() + (r + 1) * width);
+      const Result alone = RunAttend(shape, 0.2F, row, memory.view(), 0, 0, table.from(r));
+      ASSERT_TRUE(SameBits(alone.out.data(), whole.out.data() + r * width, width)) << tokens << " row " << r;
+    }
+  }
+}
+
+TEST_P(AttentionTest, ABiasOfZeroChangesNoBit) {
+  std::mt19937 random(9);
+  const KvShape shape = {.layers = 1, .heads = 2, .d_head = 32};
+  const Memory memory(shape, 0, Random(random, 50 * 64), Random(random, 50 * 64));
+  const Matrix query = Random(random, 9 * 64);
+  const Matrix zeros(2 * 256, 0.0F);
+  const Result with = RunAttend(shape, 0.2F, query, memory.view(), 0, 0, {zeros.data() + 100, 256});
+  const Result without = RunAttend(shape, 0.2F, query, memory.view());
+  EXPECT_TRUE(SameBits(with.out.data(), without.out.data(), 9 * 64));
 }
 
 TEST_P(AttentionTest, WeightsOfARowSumToOne) {

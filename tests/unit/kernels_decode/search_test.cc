@@ -164,6 +164,14 @@ std::vector<Reference> SlowBeam(const SearchOptions& options, const LanguageMode
     finished.resize(std::min(finished.size(), beam));
   };
   for (int64_t step = 0;; ++step) {
+    if (options.forced_end && step + 1 == options.max_tokens) {
+      for (Reference ended : live) {
+        ended.ids.push_back(options.end_token);
+        ended.log_probs.push_back(0);
+        keep(ended);
+      }
+      return finished;
+    }
     std::vector<Reference> candidates;
     for (const Reference& parent : live) {
       const std::vector<double> log_probs = LogSoftmax(model(parent.ids));
@@ -184,6 +192,11 @@ std::vector<Reference> SlowBeam(const SearchOptions& options, const LanguageMode
     std::stable_sort(candidates.begin(), candidates.end(),
                      [](const Reference& a, const Reference& b) { return a.sum() > b.sum(); });
     candidates.resize(std::min(candidates.size(), 2 * beam));
+    if (step + 1 == options.max_tokens) {  // these are the last, whatever they end in
+      candidates.resize(std::min(candidates.size(), beam));
+      for (const Reference& candidate : candidates) keep(candidate);
+      return finished;
+    }
     live.clear();
     for (size_t i = 0; i < candidates.size(); ++i) {
       if (candidates[i].stopped) {
@@ -192,14 +205,18 @@ std::vector<Reference> SlowBeam(const SearchOptions& options, const LanguageMode
         live.push_back(candidates[i]);
       }
     }
-    if (live.empty()) break;
+    if (live.empty()) return finished;
     if (finished.size() == beam) {
-      if (options.early_stopping) return finished;
-      if (finished.back().score(options.length_penalty) >= live.front().score(options.length_penalty)) return finished;
+      const Reference& best = live.front();
+      double reach = best.score(options.length_penalty);
+      if (options.early_stopping == EarlyStopping::kNever && options.length_penalty > 0) {
+        reach = best.sum() / std::pow(options.max_tokens, options.length_penalty);
+      }
+      if (options.early_stopping == EarlyStopping::kYes) return finished;
+      if (finished.back().score(options.length_penalty) >= reach) return finished;
     }
-    if (step + 1 == options.max_tokens) break;
   }
-  for (const Reference& r : live) keep(r);
+  for (const Reference& r : live) keep(r);  // everything is masked
   return finished;
 }
 
@@ -230,19 +247,25 @@ void CheckLaws(const SearchOptions& options, const std::vector<Hypothesis>& best
         EXPECT_EQ(h.log_probs[i], 0);
         continue;
       }
+      if (options.forced_end && static_cast<int64_t>(i) + 1 == options.max_tokens) {
+        EXPECT_EQ(h.ids[i], options.end_token);
+        EXPECT_EQ(h.log_probs[i], 0);
+        continue;
+      }
       EXPECT_TRUE(Allowed(options, i, h.ids[i]));
       if (i + 1 < h.ids.size()) {
         EXPECT_NE(h.ids[i], options.end_token) << "goes on after its end mark";
       }
     }
-    EXPECT_EQ(h.finish == FinishReason::kStop, !h.ids.empty() && h.ids.back() == options.end_token);
+    const bool forced_end = options.forced_end && static_cast<int64_t>(h.ids.size()) == options.max_tokens;
+    EXPECT_EQ(h.finish == FinishReason::kStop, !forced_end && !h.ids.empty() && h.ids.back() == options.end_token);
   }
 }
 
 std::string Describe(const SearchOptions& o, int vocabulary) {
   return "V " + std::to_string(vocabulary) + " beam " + std::to_string(o.beam_size) + " n " +
          std::to_string(o.num_hypotheses) + " penalty " + std::to_string(o.length_penalty) + " early " +
-         std::to_string(o.early_stopping) + " max " + std::to_string(o.max_tokens) + " min " +
+         std::to_string(static_cast<int>(o.early_stopping)) + " max " + std::to_string(o.max_tokens) + " min " +
          std::to_string(o.min_tokens) + " suppressed " + std::to_string(o.suppressed.size()) + " forced " +
          std::to_string(o.forced.size());
 }
@@ -266,7 +289,7 @@ TEST(SearchTest, FullWidthFindsTheBestOfAllSequencesInOrder) {
     options.max_tokens = 1 + static_cast<int64_t>(seed / 4 % 4);
     options.end_token = static_cast<int32_t>(seed % static_cast<uint32_t>(vocabulary));
     options.length_penalty = 0.5 * (seed % 5);
-    options.early_stopping = seed % 2 == 1;
+    options.early_stopping = static_cast<EarlyStopping>(seed % 3);
     options.beam_size = static_cast<int>(std::pow(vocabulary, options.max_tokens));
     options.num_hypotheses = options.beam_size;
     SCOPED_TRACE("seed " + std::to_string(seed) + " " + Describe(options, vocabulary));
@@ -336,14 +359,17 @@ TEST(SearchTest, EqualsTheSlowRuleOnRandomModelsAndOptions) {
     options.beam_size = 1 + below(6);
     options.num_hypotheses = 1 + below(static_cast<uint32_t>(options.beam_size));
     options.length_penalty = std::vector<double>{0, 0.6, 1, 1.4, 2, -0.5}[static_cast<size_t>(below(6))];
-    options.early_stopping = below(2) == 1;
+    options.early_stopping = static_cast<EarlyStopping>(below(3));
     options.max_tokens = 1 + below(9);
     options.min_tokens = below(3) == 0 ? below(6) : 0;
     options.end_token = below(8) == 0 ? -1 : below(static_cast<uint32_t>(vocabulary));
+    options.forced_end = options.end_token >= 0 && below(4) == 0;
     for (int i = below(3); i > 0; --i) options.suppressed.push_back(below(static_cast<uint32_t>(vocabulary)));
     for (int i = below(4) - 1; i > 0; --i) options.forced.push_back(below(static_cast<uint32_t>(vocabulary)));
     // A forced end mark ends everything; has its own test.
     if (std::count(options.forced.begin(), options.forced.end(), options.end_token) > 0) options.forced.clear();
+    // Callers leave room for a token after the forced ones.
+    if (options.forced_end && static_cast<int64_t>(options.forced.size()) >= options.max_tokens) options.forced.clear();
     SCOPED_TRACE("trial " + std::to_string(trial) + " " + Describe(options, vocabulary));
     const LanguageModel model =
         RandomModel(static_cast<uint32_t>(trial), vocabulary, 1.0f + static_cast<float>(below(4)));
@@ -453,14 +479,62 @@ TEST(SearchTest, EarlyStoppingEndsWhenTheBeamIsFullOfFinishedOnes) {
   options.length_penalty = 1;
   options.max_tokens = 3;
   options.end_token = 0;
-  options.early_stopping = true;
+  options.early_stopping = EarlyStopping::kYes;
   const Outcome eager = RunSearch(options, 3, model);
   EXPECT_THAT(eager.best[0].ids, ElementsAre(1, 0));
   EXPECT_EQ(eager.steps, 2);
-  options.early_stopping = false;
+  options.early_stopping = EarlyStopping::kNo;
   const Outcome patient = RunSearch(options, 3, model);
   EXPECT_THAT(patient.best[0].ids, ElementsAre(2, 2, 0));
   EXPECT_EQ(patient.steps, 3);
+}
+
+TEST(SearchTest, NeverStopsBeforeNoLongerHypothesisCanWin) {
+  // After two steps "0" and "1 0" have finished. The best live one, "1 1", scores less than both at its present length,
+  // but the longer it grows the better: "1 1 1 1 0" has ln(0.15 * 0.98^3) / 5 = -0.39 against ln(0.25) / 2 = -0.69.
+  const LanguageModel model = [](const Ids& prefix) -> std::vector<float> {
+    const std::vector<std::vector<double>> after_ones = {
+        {0.4, 0.5, 0.1}, {0.5, 0.3, 0.2}, {0.01, 0.98, 0.01}, {0.01, 0.98, 0.01}, {0.98, 0.01, 0.01}};
+    const bool ones = std::all_of(prefix.begin(), prefix.end(), [](int32_t id) { return id == 1; });
+    if (prefix.size() >= after_ones.size() || !ones) return {0, 0, 0};
+    std::vector<float> logits;
+    for (const double p : after_ones[prefix.size()]) logits.push_back(static_cast<float>(std::log(p)));
+    return logits;
+  };
+  SearchOptions options;
+  options.beam_size = 2;
+  options.length_penalty = 1;
+  options.max_tokens = 8;
+  options.end_token = 0;
+  const Outcome present = RunSearch(options, 3, model);
+  EXPECT_THAT(present.best[0].ids, ElementsAre(1, 0));
+  EXPECT_EQ(present.steps, 2);
+  options.early_stopping = EarlyStopping::kNever;
+  EXPECT_THAT(RunSearch(options, 3, model).best[0].ids, ElementsAre(1, 1, 1, 1, 0));
+  // Without a penalty on length the length makes no difference.
+  options.length_penalty = 0;
+  EXPECT_EQ(RunSearch(options, 3, model).steps, 2);
+}
+
+TEST(SearchTest, ForcedEndIsTheLastTokenAndCostsNothing) {
+  SearchOptions options;
+  options.beam_size = 3;
+  options.num_hypotheses = 3;
+  options.max_tokens = 4;
+  options.end_token = 0;
+  options.forced_end = true;
+  // The end mark is all but impossible by itself.
+  const LanguageModel model = [](const Ids&) { return std::vector<float>{-50.0f, 1.0f, 0.5f, 0.0f}; };
+  const Outcome run = RunSearch(options, 4, model);
+  ASSERT_EQ(run.best.size(), 3u);
+  for (const Hypothesis& h : run.best) {
+    ASSERT_EQ(h.ids.size(), 4u);
+    EXPECT_EQ(h.ids.back(), 0);
+    EXPECT_EQ(h.log_probs.back(), 0);
+    EXPECT_EQ(h.finish, FinishReason::kLength);
+  }
+  options.max_tokens = 1;
+  EXPECT_THAT(RunSearch(options, 4, model).best.at(0).ids, ElementsAre(0));
 }
 
 TEST(SearchTest, TiesGoToTheLowestIdThenToTheLowerParent) {

@@ -13,6 +13,7 @@
 #include "model_loader/safetensors/safetensors.h"
 #include "model_loader/verify/verify.h"
 #include "tests/support/harness.h"
+#include "tests/support/random_model.h"
 
 namespace koine::model_loader {
 namespace {
@@ -331,6 +332,87 @@ TEST_F(ModelFolder, ADescribedTokenizerThatIsMissingIsNamed) {
   WriteAll(Language("es") / "language.json",
            R"({"code": "es", "tokenizer": {"kind": "wordpiece", "files": ["vocab.txt"], "lower_case": true}})");
   EXPECT_THAT(Fault(), HasSubstr("vocab.txt: cannot open"));
+}
+
+// A folder without languages/ for tests to fill.
+class NamelessModel : public ::testing::Test {
+ protected:
+  NamelessModel()
+      : folder_(::testing::TempDir() + "/koine_nameless"), config_(koine::testing::SmallConfig("nameless")) {
+    fs::remove_all(folder_);
+    config_.shared_embedding = true;
+  }
+  ~NamelessModel() override { fs::remove_all(folder_); }
+
+  absl::StatusOr<std::shared_ptr<const Model>> Load() const {
+    koine::testing::WriteRandomShared(folder_, config_, 3, DType::kF32, koine::testing::SmallTokenizer());
+    return Model::Load(folder_, {});
+  }
+
+  const std::string folder_;
+  ModelConfig config_;
+};
+
+TEST_F(NamelessModel, HasOneLanguageWithoutANameThatOwnsNothing) {
+  const auto model = Load();
+  ASSERT_TRUE(model.ok()) << model.status();
+  ASSERT_EQ((*model)->languages().size(), 1U);
+  const ::koine::model_loader::Language& only = *(*model)->languages()[0];
+  EXPECT_EQ(only.code(), "");
+  EXPECT_EQ(only.mapped_bytes(), 0);
+  EXPECT_EQ(only.tokenizer_bytes(), 0);
+  EXPECT_TRUE(only.tensors().empty());
+  EXPECT_GT((*model)->shared_tokenizer_bytes(), 0);
+  EXPECT_EQ((*model)->FindLanguage("")->get(), &only);
+  EXPECT_THAT(std::string((*model)->FindLanguage("en").status().message()), HasSubstr("this model has no languages"));
+  EXPECT_EQ((*model)->PlanLanguage("")->memory_bytes(), 0);
+}
+
+TEST_F(NamelessModel, IsRefusedWhereLanguagesOwnSomethingOrAreListed) {
+  config_.architecture.language_heads = 1;
+  EXPECT_THAT(std::string(Load().status().message()), HasSubstr("no language folder"));
+  config_.architecture.language_heads = 0;
+  config_.architecture.encoder_layers[0] = kernels::LayerOwner::kLanguageAttention;
+  EXPECT_THAT(std::string(Load().status().message()), HasSubstr("no language folder"));
+  config_.architecture.encoder_layers[0] = kernels::LayerOwner::kShared;
+  config_.languages = {"en"};
+  EXPECT_THAT(std::string(Load().status().message()), HasSubstr("model.json lists en"));
+}
+
+TEST_F(NamelessModel, PoolsAsItsConfigurationSays) {
+  config_.pooling.dense = PoolingDense{5, DenseActivation::kIdentity, true};
+  const std::vector<float> rows = [] {
+    std::vector<float> values(size_t{3} * 32);
+    for (size_t i = 0; i < values.size(); ++i) values[i] = std::sin(static_cast<float>(i));
+    return values;
+  }();
+  const auto pool = [&](const Pooling& pooling, std::vector<float> input, int64_t tokens) {
+    config_.pooling = pooling;
+    const auto model = Load();
+    EXPECT_TRUE(model.ok()) << model.status();
+    std::vector<float> out(static_cast<size_t>((*model)->config().embedding_size()));
+    kernels::Workspace workspace(1);
+    (*model)->Pool(workspace, input.data(), tokens, false, out.data());
+    return out;
+  };
+  // The dense layer is affine: pooling first and last rows apart and averaging is pooling both.
+  const Pooling dense = config_.pooling;
+  const std::vector<float> first = pool(dense, rows, 1);
+  ASSERT_EQ(first.size(), 5U);
+  const std::vector<float> second = pool(dense, std::vector<float>(rows.begin() + 32, rows.end()), 1);
+  const std::vector<float> both = pool(dense, rows, 2);
+  for (size_t i = 0; i < 5; ++i) EXPECT_NEAR(both[i], (first[i] + second[i]) / 2, 1e-5);
+  Pooling cls = dense;
+  cls.mode = PoolingMode::kCls;
+  EXPECT_EQ(pool(cls, rows, 3), first);
+  Pooling without_end = dense;
+  without_end.includes_eos = false;
+  EXPECT_EQ(pool(without_end, rows, 3), both);
+  EXPECT_EQ(pool(without_end, rows, 1), first) << "a lone row counts, whatever it is";
+  Pooling bounded = dense;
+  bounded.dense->activation = DenseActivation::kTanh;
+  const std::vector<float> squashed = pool(bounded, rows, 1);
+  for (size_t i = 0; i < 5; ++i) EXPECT_NEAR(squashed[i], std::tanh(first[i]), 1e-6);
 }
 
 }  // namespace

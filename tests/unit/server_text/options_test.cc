@@ -21,11 +21,13 @@ constexpr int64_t kPositions = 64;
 constexpr int32_t kEnd = 2;
 
 absl::StatusOr<kernels::SearchOptions> Search(const v1::TranslateOptions& options, int64_t source_tokens = 5,
-                                              const std::vector<int32_t>& model_forced = {}) {
+                                              const std::vector<int32_t>& model_forced = {},
+                                              const model_loader::Generation& defaults = {},
+                                              const std::vector<int32_t>& model_suppressed = {}) {
   const RequestLimits limits;
-  auto checked = CheckOptions(options, limits);
+  auto checked = CheckOptions(options, defaults, limits);
   if (!checked.ok()) return checked.status();
-  return SearchFor(*checked, source_tokens, model_forced, kEnd, kVocabulary, kPositions, limits);
+  return SearchFor(*checked, source_tokens, model_forced, model_suppressed, kEnd, kVocabulary, kPositions, limits);
 }
 
 TEST(Options, ASilentRequestGetsTheDocumentedDefaults) {
@@ -34,7 +36,8 @@ TEST(Options, ASilentRequestGetsTheDocumentedDefaults) {
   EXPECT_EQ(search->beam_size, 1);
   EXPECT_EQ(search->num_hypotheses, 1);
   EXPECT_EQ(search->length_penalty, 1);
-  EXPECT_FALSE(search->early_stopping);
+  EXPECT_EQ(search->early_stopping, kernels::EarlyStopping::kNo);
+  EXPECT_FALSE(search->forced_end);
   EXPECT_EQ(search->max_tokens, 2 * 5 + 10);
   EXPECT_EQ(search->min_tokens, 0);
   EXPECT_EQ(search->end_token, kEnd);
@@ -58,7 +61,7 @@ TEST(Options, GivenValuesArrive) {
   options.set_beam_size(4);
   options.set_num_hypotheses(3);
   options.set_length_penalty(0);
-  options.set_early_stopping(true);
+  options.set_early_stopping(v1::EARLY_STOPPING_TRUE);
   options.set_max_tokens(30);
   options.set_min_tokens(3);
   options.add_suppressed_ids(8);
@@ -70,7 +73,7 @@ TEST(Options, GivenValuesArrive) {
   EXPECT_EQ(search->beam_size, 4);
   EXPECT_EQ(search->num_hypotheses, 3);
   EXPECT_EQ(search->length_penalty, 0);
-  EXPECT_TRUE(search->early_stopping);
+  EXPECT_EQ(search->early_stopping, kernels::EarlyStopping::kYes);
   EXPECT_EQ(search->max_tokens, 30);
   EXPECT_EQ(search->min_tokens, 3);
   EXPECT_THAT(search->suppressed, ElementsAre(8));
@@ -85,15 +88,16 @@ TEST(Options, AllThatIsOutOfRangeIsReportedAtOnce) {
   options.set_max_tokens(1025);
   options.set_min_tokens(-3);
   options.set_format(static_cast<v1::Format>(9));
+  options.set_early_stopping(static_cast<v1::EarlyStopping>(3));
   const auto search = Search(options);
   ASSERT_TRUE(absl::IsInvalidArgument(search.status()));
   google::rpc::BadRequest bad_request;
   ASSERT_TRUE(ToProto(search.status()).details(0).UnpackTo(&bad_request));
   std::vector<std::string> fields;
   for (const auto& violation : bad_request.field_violations()) fields.push_back(violation.field());
-  EXPECT_THAT(fields,
-              ::testing::UnorderedElementsAre("options.beam_size", "options.num_hypotheses", "options.length_penalty",
-                                              "options.max_tokens", "options.min_tokens", "options.format"));
+  EXPECT_THAT(fields, ::testing::UnorderedElementsAre(
+                          "options.beam_size", "options.num_hypotheses", "options.length_penalty", "options.max_tokens",
+                          "options.min_tokens", "options.format", "options.early_stopping"));
 }
 
 TEST(Options, MoreHypothesesThanBeamsAreRefused) {
@@ -168,6 +172,72 @@ TEST(Options, MinimumAboveWhatTheModelGeneratesIsRefused) {
   options.set_min_tokens(20);
   options.set_max_tokens(19);
   EXPECT_TRUE(absl::IsInvalidArgument(Search(options).status()));
+}
+
+TEST(Options, TheModelsDefaultsCountWhereTheRequestIsSilent) {
+  model_loader::Generation defaults;
+  defaults.beam_size = 5;
+  defaults.length_penalty = 0.6;
+  defaults.early_stopping = kernels::EarlyStopping::kNever;
+  defaults.max_tokens = 40;
+  defaults.min_tokens = 3;
+  defaults.forced_end = true;
+  auto search = Search({}, 5, {}, defaults, {8, 9});
+  ASSERT_TRUE(search.ok()) << search.status();
+  EXPECT_EQ(search->beam_size, 5);
+  EXPECT_EQ(search->length_penalty, 0.6);
+  EXPECT_EQ(search->early_stopping, kernels::EarlyStopping::kNever);
+  EXPECT_EQ(search->max_tokens, 40);
+  EXPECT_EQ(search->min_tokens, 3);
+  EXPECT_TRUE(search->forced_end);
+  EXPECT_THAT(search->suppressed, ElementsAre(8, 9));
+
+  // What is set counts, also where it is the server's own default.
+  v1::TranslateOptions options;
+  options.set_beam_size(1);
+  options.set_length_penalty(1);
+  options.set_early_stopping(v1::EARLY_STOPPING_FALSE);
+  options.set_max_tokens(10);
+  options.set_min_tokens(0);
+  options.add_suppressed_ids(7);
+  search = Search(options, 5, {}, defaults, {8});
+  ASSERT_TRUE(search.ok()) << search.status();
+  EXPECT_EQ(search->beam_size, 1);
+  EXPECT_EQ(search->length_penalty, 1);
+  EXPECT_EQ(search->early_stopping, kernels::EarlyStopping::kNo);
+  EXPECT_EQ(search->max_tokens, 10);
+  EXPECT_EQ(search->min_tokens, 0);
+  EXPECT_THAT(search->suppressed, ElementsAre(7, 8));
+}
+
+TEST(Options, TheModelsDefaultsStayWithinTheLimits) {
+  model_loader::Generation defaults;
+  defaults.beam_size = 1000;
+  defaults.max_tokens = 1'000'000;
+  defaults.min_tokens = 30;
+  EXPECT_EQ(Search({}, 5, {}, defaults)->beam_size, RequestLimits().max_beams);
+  EXPECT_EQ(Search({}, 5, {}, defaults)->max_tokens, kPositions);
+  v1::TranslateOptions options;
+  options.set_max_tokens(4);
+  const auto search = Search(options, 5, {}, defaults);
+  ASSERT_TRUE(search.ok()) << search.status();
+  EXPECT_EQ(search->min_tokens, 4) << "the request's length counts, not the model's minimum";
+}
+
+TEST(Options, PromptsAreChosenByName) {
+  model_loader::ModelConfig config;
+  EXPECT_EQ(*ChoosePrompt(config, ""), "");
+  EXPECT_EQ(*ChoosePrompt(config, "none"), "");
+  EXPECT_THAT(std::string(ChoosePrompt(config, "query").status().message()), HasSubstr("it has none"));
+  config.prompts = {{"query", "query: "}, {"passage", "passage: "}};
+  EXPECT_EQ(*ChoosePrompt(config, ""), "");
+  EXPECT_EQ(*ChoosePrompt(config, "query"), "query: ");
+  config.default_prompt = "passage";
+  EXPECT_EQ(*ChoosePrompt(config, ""), "passage: ");
+  EXPECT_EQ(*ChoosePrompt(config, "none"), "");
+  const absl::Status unknown = ChoosePrompt(config, "Query").status();
+  EXPECT_TRUE(absl::IsInvalidArgument(unknown));
+  EXPECT_THAT(std::string(unknown.message()), HasSubstr("\"Query\" is no prompt of this model; it has passage, query"));
 }
 
 TEST(Options, EncodeKeepsDimensionsWhole) {

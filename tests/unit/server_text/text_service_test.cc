@@ -218,7 +218,6 @@ TEST_F(TextServiceTest, EncodeRefusesABlankItemAndAnswersTheOthers) {
   const JobPtr job = engine_->seen().front();
   EXPECT_EQ(job->task, Job::Task::kEncode);
   EXPECT_TRUE(job->normalize);
-  EXPECT_FALSE(job->pool_excludes_eos);
 }
 
 TEST_F(TextServiceTest, LanguagesMatchByAliasInAnyCaseAndTheReplyIsCanonical) {

@@ -1,4 +1,4 @@
-#include "server/text/prompts.h"
+#include "model_loader/model/prompts.h"
 
 #include <algorithm>
 #include <string>
@@ -6,11 +6,8 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 
-namespace koine::server {
+namespace koine::model_loader {
 namespace {
-
-using model_loader::LanguageConfig;
-using model_loader::Tokenizer;
 
 // The piece that `element` stands for: a language's tag or itself.
 absl::StatusOr<std::string> Piece(const std::string& element, const LanguageConfig& source,
@@ -39,7 +36,7 @@ absl::StatusOr<int32_t> PieceId(const std::string& element, const LanguageConfig
 
 }  // namespace
 
-absl::StatusOr<SourcePrompt> ResolveSource(const model_loader::Prompt& prompt, const LanguageConfig& source,
+absl::StatusOr<SourcePrompt> ResolveSource(const Prompt& prompt, const LanguageConfig& source,
                                            const Tokenizer& source_tokenizer, const LanguageConfig* target) {
   SourcePrompt resolved;
   if (std::count(prompt.source.begin(), prompt.source.end(), "$text") != 1) {
@@ -60,7 +57,7 @@ absl::StatusOr<SourcePrompt> ResolveSource(const model_loader::Prompt& prompt, c
   return resolved;
 }
 
-absl::StatusOr<TargetPrompt> ResolveTarget(const model_loader::Prompt& prompt, const LanguageConfig& source,
+absl::StatusOr<TargetPrompt> ResolveTarget(const Prompt& prompt, const LanguageConfig& source,
                                            const LanguageConfig& target, const Tokenizer& target_tokenizer) {
   TargetPrompt resolved;
   absl::StatusOr<int32_t> start = PieceId(prompt.decoder_start, source, target, target, target_tokenizer);
@@ -74,7 +71,16 @@ absl::StatusOr<TargetPrompt> ResolveTarget(const model_loader::Prompt& prompt, c
   return resolved;
 }
 
-absl::Status CheckPrompt(const model_loader::ModelConfig& config, const model_loader::Language& language) {
+std::vector<int32_t> SuppressedIds(const Generation& generation, const Tokenizer& tokenizer) {
+  std::vector<int32_t> ids;
+  for (const std::string& piece : generation.suppressed) {
+    const int32_t id = tokenizer.PieceToId(piece);
+    if (id >= 0) ids.push_back(id);
+  }
+  return ids;
+}
+
+absl::Status CheckPrompt(const ModelConfig& config, const Language& language) {
   const LanguageConfig& own = language.config();
   absl::Status status = ResolveSource(config.prompt, own, language.tokenizer(), nullptr).status();
   if (status.ok() && config.translates) {
@@ -84,4 +90,4 @@ absl::Status CheckPrompt(const model_loader::ModelConfig& config, const model_lo
   return status;
 }
 
-}  // namespace koine::server
+}  // namespace koine::model_loader

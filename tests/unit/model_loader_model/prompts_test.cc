@@ -1,4 +1,4 @@
-#include "server/text/prompts.h"
+#include "model_loader/model/prompts.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,20 +8,18 @@
 
 #include "tests/support/harness.h"
 
-namespace koine::server {
+namespace koine::model_loader {
 namespace {
 
-using model_loader::LanguageConfig;
-using model_loader::Prompt;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 // A vocabulary that is a list of pieces.
-class Pieces final : public model_loader::Tokenizer {
+class Pieces final : public Tokenizer {
  public:
   explicit Pieces(std::map<std::string, int32_t> pieces) : pieces_(std::move(pieces)) {}
-  absl::StatusOr<model_loader::Encoded> Encode(std::string_view) const override { return model_loader::Encoded{}; }
+  absl::StatusOr<Encoded> Encode(std::string_view) const override { return Encoded{}; }
   absl::StatusOr<std::string> Decode(absl::Span<const int32_t>) const override { return std::string(); }
   int64_t size() const override { return static_cast<int64_t>(pieces_.size()); }
   int32_t unknown_id() const override { return 3; }
@@ -37,7 +35,7 @@ class Pieces final : public model_loader::Tokenizer {
   const std::map<std::string, int32_t> pieces_;
 };
 
-LanguageConfig Language(const std::string& code, const std::string& tag) {
+LanguageConfig Named(const std::string& code, const std::string& tag) {
   LanguageConfig config;
   config.code = code;
   config.tag = tag;
@@ -57,11 +55,11 @@ const Pieces kGerman({{"<s>", 1}, {"</s>", 2}, {"<en>", 20}, {"<de>", 21}});
 
 TEST(Prompts, NllbPutsTheSourceTagFirstAndForcesTheTargetTag) {
   const Prompt prompt = Rules({"$source", "$text", "</s>"}, "</s>", {"$target"});
-  const auto source = ResolveSource(prompt, Language("en", "<en>"), kEnglish, nullptr);
+  const auto source = ResolveSource(prompt, Named("en", "<en>"), kEnglish, nullptr);
   ASSERT_TRUE(source.ok()) << source.status();
   EXPECT_THAT(source->before, ElementsAre(10));
   EXPECT_THAT(source->after, ElementsAre(2));
-  const auto target = ResolveTarget(prompt, Language("en", "<en>"), Language("de", "<de>"), kGerman);
+  const auto target = ResolveTarget(prompt, Named("en", "<en>"), Named("de", "<de>"), kGerman);
   ASSERT_TRUE(target.ok()) << target.status();
   EXPECT_EQ(target->start, 2);
   EXPECT_THAT(target->forced, ElementsAre(21));
@@ -69,7 +67,7 @@ TEST(Prompts, NllbPutsTheSourceTagFirstAndForcesTheTargetTag) {
 
 TEST(Prompts, TheOldNllbFormPutsItBehind) {
   const auto source =
-      ResolveSource(Rules({"$text", "</s>", "$source"}, "</s>", {}), Language("en", "<en>"), kEnglish, nullptr);
+      ResolveSource(Rules({"$text", "</s>", "$source"}, "</s>", {}), Named("en", "<en>"), kEnglish, nullptr);
   ASSERT_TRUE(source.ok());
   EXPECT_THAT(source->before, IsEmpty());
   EXPECT_THAT(source->after, ElementsAre(2, 10));
@@ -77,38 +75,36 @@ TEST(Prompts, TheOldNllbFormPutsItBehind) {
 
 TEST(Prompts, MarianNamesTheTargetInTheSourcesOwnVocabulary) {
   const Prompt prompt = Rules({"$target", "$text", "</s>"}, "</s>", {});
-  const LanguageConfig german = Language("de", ">>de<<");
-  const auto source = ResolveSource(prompt, Language("en", ""), kEnglish, &german);
+  const LanguageConfig german = Named("de", ">>de<<");
+  const auto source = ResolveSource(prompt, Named("en", ""), kEnglish, &german);
   ASSERT_TRUE(source.ok()) << source.status();
   EXPECT_THAT(source->before, ElementsAre(12));
   // Encode has no target: the element falls away.
-  const auto encode = ResolveSource(prompt, Language("en", ""), kEnglish, nullptr);
+  const auto encode = ResolveSource(prompt, Named("en", ""), kEnglish, nullptr);
   ASSERT_TRUE(encode.ok());
   EXPECT_THAT(encode->before, IsEmpty());
 }
 
 TEST(Prompts, MBart25StartsWithTheTargetTag) {
-  const auto target =
-      ResolveTarget(Rules({"$text"}, "$target", {}), Language("en", "<en>"), Language("de", "<de>"), kGerman);
+  const auto target = ResolveTarget(Rules({"$text"}, "$target", {}), Named("en", "<en>"), Named("de", "<de>"), kGerman);
   ASSERT_TRUE(target.ok());
   EXPECT_EQ(target->start, 21);
 }
 
 TEST(Prompts, AMissingPieceIsNamedWithItsLanguage) {
-  const auto source = ResolveSource(Rules({"<bos>", "$text"}, "</s>", {}), Language("en", ""), kEnglish, nullptr);
+  const auto source = ResolveSource(Rules({"<bos>", "$text"}, "</s>", {}), Named("en", ""), kEnglish, nullptr);
   EXPECT_TRUE(absl::IsFailedPrecondition(source.status()));
   EXPECT_THAT(std::string(source.status().message()), HasSubstr("<bos>"));
   EXPECT_THAT(std::string(source.status().message()), HasSubstr("language en"));
-  const auto target = ResolveTarget(Rules({"$text"}, "<pad>", {}), Language("en", ""), Language("de", ""), kGerman);
+  const auto target = ResolveTarget(Rules({"$text"}, "<pad>", {}), Named("en", ""), Named("de", ""), kGerman);
   EXPECT_THAT(std::string(target.status().message()), HasSubstr("language de"));
-  const auto tagless =
-      ResolveTarget(Rules({"$text"}, "</s>", {"$target"}), Language("en", ""), Language("de", ""), kGerman);
+  const auto tagless = ResolveTarget(Rules({"$text"}, "</s>", {"$target"}), Named("en", ""), Named("de", ""), kGerman);
   EXPECT_THAT(std::string(tagless.status().message()), HasSubstr("de has no tag"));
 }
 
 TEST(Prompts, TheTextStandsExactlyOnce) {
-  EXPECT_FALSE(ResolveSource(Rules({"</s>"}, "</s>", {}), Language("en", ""), kEnglish, nullptr).ok());
-  EXPECT_FALSE(ResolveSource(Rules({"$text", "$text"}, "</s>", {}), Language("en", ""), kEnglish, nullptr).ok());
+  EXPECT_FALSE(ResolveSource(Rules({"</s>"}, "</s>", {}), Named("en", ""), kEnglish, nullptr).ok());
+  EXPECT_FALSE(ResolveSource(Rules({"$text", "$text"}, "</s>", {}), Named("en", ""), kEnglish, nullptr).ok());
 }
 
 TEST(Prompts, TheDemoModelHasItsEndMarkBehindTheText) {
@@ -134,7 +130,7 @@ TEST(Prompts, TheDemoModelHasItsEndMarkBehindTheText) {
 TEST(Prompts, ALanguageWithoutAPieceThatThePromptNeedsIsFound) {
   const auto model = testing::LoadModel("deploy/demo_model", kernels::Precision::kF32);
   ASSERT_NE(model, nullptr);
-  model_loader::ModelConfig config = model->config();
+  ModelConfig config = model->config();
   config.prompt.decoder_forced = {"<no such piece>"};
   const absl::Status prompt = CheckPrompt(config, *model->languages().front());
   EXPECT_EQ(prompt.code(), absl::StatusCode::kFailedPrecondition);
@@ -144,4 +140,4 @@ TEST(Prompts, ALanguageWithoutAPieceThatThePromptNeedsIsFound) {
 }
 
 }  // namespace
-}  // namespace koine::server
+}  // namespace koine::model_loader

@@ -1,6 +1,6 @@
 // The tokens around a text and before a translation: model.json's `prompt`, resolved to ids.
-#ifndef KOINE_SERVER_TEXT_PROMPTS_H_
-#define KOINE_SERVER_TEXT_PROMPTS_H_
+#ifndef KOINE_MODEL_LOADER_MODEL_PROMPTS_H_
+#define KOINE_MODEL_LOADER_MODEL_PROMPTS_H_
 
 #include <cstdint>
 #include <vector>
@@ -11,7 +11,7 @@
 #include "model_loader/model/model.h"
 #include "model_loader/tokenizer/tokenizer.h"
 
-namespace koine::server {
+namespace koine::model_loader {
 
 // Ids of the source language's vocabulary that stand around the text.
 struct SourcePrompt {
@@ -28,18 +28,17 @@ struct TargetPrompt {
 // `target` is null for Encode, which has none: then "$target" stands for nothing. FAILED_PRECONDITION naming the
 // language and the piece if the vocabulary lacks a piece, a language has no tag, or the prompt has not exactly one
 // "$text".
-absl::StatusOr<SourcePrompt> ResolveSource(const model_loader::Prompt& prompt,
-                                           const model_loader::LanguageConfig& source,
-                                           const model_loader::Tokenizer& source_tokenizer,
-                                           const model_loader::LanguageConfig* target);
-absl::StatusOr<TargetPrompt> ResolveTarget(const model_loader::Prompt& prompt,
-                                           const model_loader::LanguageConfig& source,
-                                           const model_loader::LanguageConfig& target,
-                                           const model_loader::Tokenizer& target_tokenizer);
+absl::StatusOr<SourcePrompt> ResolveSource(const Prompt& prompt, const LanguageConfig& source,
+                                           const Tokenizer& source_tokenizer, const LanguageConfig* target);
+absl::StatusOr<TargetPrompt> ResolveTarget(const Prompt& prompt, const LanguageConfig& source,
+                                           const LanguageConfig& target, const Tokenizer& target_tokenizer);
+
+// Ids of the pieces that are never generated. Pieces that the vocabulary lacks, as a slice may, cannot be anyway.
+std::vector<int32_t> SuppressedIds(const Generation& generation, const Tokenizer& tokenizer);
 
 // What a model's prompt asks of a language, held against its vocabulary: resolves it from the language to itself.
-absl::Status CheckPrompt(const model_loader::ModelConfig& config, const model_loader::Language& language);
+absl::Status CheckPrompt(const ModelConfig& config, const Language& language);
 
-}  // namespace koine::server
+}  // namespace koine::model_loader
 
-#endif  // KOINE_SERVER_TEXT_PROMPTS_H_
+#endif  // KOINE_MODEL_LOADER_MODEL_PROMPTS_H_
