@@ -54,7 +54,7 @@ absl::StatusOr<Tally> TallyOf(const LoadedTensor& tensor) {
   }
   Tally tally;
   tally.tensors = 1;
-  tally.parameters = tensor.component == Component::kVocabularyIds ? 0 : *count;
+  tally.parameters = tensor.parameters();
   tally.bytes = *bytes;
   const size_t dtype = static_cast<size_t>(tensor.file_dtype);
   tally.parameters_by_dtype[dtype] = tally.parameters;
@@ -257,7 +257,7 @@ absl::StatusOr<Account> AccountOf(const Model& model, absl::Span<const std::shar
   for (const std::shared_ptr<const Language>& language : languages) {
     if (language->code().empty()) continue;  // a model without languages: it owns nothing
     const int64_t vocabulary = language->weights().vocabulary;
-    const LoraCounts lora = LoraCountsOf(config, NamesOf(language->tensors()));
+    const LoraCounts lora = LoraCountsOf(config, language->config().adapter, NamesOf(language->tensors()));
     const absl::StatusOr<PlanCounts> formula = FormulaCount(config, language->config().adapter, vocabulary, lora);
     if (!formula.ok()) return formula.status();
     OwnerTensors owner;
@@ -271,7 +271,7 @@ absl::StatusOr<Account> AccountOf(const Model& model, absl::Span<const std::shar
     for (const std::string& name : language->adapter_names()) {
       const absl::StatusOr<const Adapter*> adapter = language->FindAdapter(name);
       if (!adapter.ok()) return adapter.status();
-      const LoraCounts pairs = LoraCountsOf(config, NamesOf((*adapter)->tensors()));
+      const LoraCounts pairs = LoraCountsOf(config, (*adapter)->config(), NamesOf((*adapter)->tensors()));
       const absl::StatusOr<int64_t> count = AdapterParameters(ShapeOf(config, (*adapter)->config(), vocabulary, pairs));
       if (!count.ok()) return count.status();
       OwnerTensors further;

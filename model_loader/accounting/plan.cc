@@ -99,14 +99,14 @@ Count LoraOf(const PlanShape& shape, const LoraCounts::ByProjection& layers, int
   const Count d = shape.d_model, f = shape.d_ffn, key = Count(heads) * shape.d_k, value = Count(heads) * shape.d_v;
   const Count any = heads > 0 ? 1 : 0;
   const auto at = [&](Projection projection) { return Count(layers[Index(projection)]); };
-  // d_in + d_out of each projection, times the layers that have the pair.
+  // d_in + d_out of each projection, times the ranks of its pairs.
   const Count keys =
       at(Projection::kSelfQ) + at(Projection::kSelfK) + at(Projection::kCrossQ) + at(Projection::kCrossK);
   const Count values =
       at(Projection::kSelfV) + at(Projection::kSelfO) + at(Projection::kCrossV) + at(Projection::kCrossO);
   const Count wide =
       at(Projection::kFeedForwardUp) + at(Projection::kFeedForwardGate) + at(Projection::kFeedForwardDown);
-  return Count(shape.adapter.rank) * (any * keys * (d + key) + any * values * (d + value) + wide * (d + f));
+  return any * keys * (d + key) + any * values * (d + value) + wide * (d + f);
 }
 
 Count AdapterCount(const PlanShape& shape) {
@@ -303,19 +303,20 @@ std::string WhatIsCounted(const PlanShape& shape) {
 
 void PlaceLora(absl::Span<const Projection> projections, PlanShape& shape) {
   shape.lora = {};
+  const int64_t rank = shape.adapter.rank;
   for (const Projection projection : projections) {
     if (projection == Projection::kFeedForwardGate && !shape.gated_ffn) continue;
     if (IsFeedForward(projection) && shape.d_ffn == 0) continue;
     if ((projection == Projection::kSelfO || projection == Projection::kCrossO) && !shape.output_projection) continue;
     const size_t i = Index(projection);
     if (!IsCross(projection)) {
-      shape.lora.encoder_own[i] = shape.own_encoder_layers;
-      shape.lora.encoder_shared[i] = shape.encoder_layers - shape.own_encoder_layers;
+      shape.lora.encoder_own[i] = rank * shape.own_encoder_layers;
+      shape.lora.encoder_shared[i] = rank * (shape.encoder_layers - shape.own_encoder_layers);
     } else if (!shape.cross_attention) {
       continue;
     }
-    shape.lora.decoder_own[i] = shape.own_decoder_layers;
-    shape.lora.decoder_shared[i] = shape.decoder_layers - shape.own_decoder_layers;
+    shape.lora.decoder_own[i] = rank * shape.own_decoder_layers;
+    shape.lora.decoder_shared[i] = rank * (shape.decoder_layers - shape.own_decoder_layers);
   }
 }
 
@@ -443,13 +444,14 @@ PlanShape ShapeOf(const ModelConfig& config, const AdapterConfig& adapter, int64
   return shape;
 }
 
-LoraCounts LoraEverywhere(const ModelConfig& config) {
-  PlanShape shape = ShapeOf(config, {}, 0);
+LoraCounts LoraEverywhere(const ModelConfig& config, const AdapterConfig& adapter) {
+  PlanShape shape = ShapeOf(config, adapter, 0);
   PlaceLora(AllProjections(), shape);
   return shape.lora;
 }
 
-LoraCounts LoraCountsOf(const ModelConfig& config, absl::Span<const std::string_view> tensor_names) {
+LoraCounts LoraCountsOf(const ModelConfig& config, const AdapterConfig& adapter,
+                        absl::Span<const std::string_view> tensor_names) {
   LoraCounts counts;
   for (const std::string_view name : tensor_names) {
     bool encoder = false;
@@ -461,7 +463,8 @@ LoraCounts LoraCountsOf(const ModelConfig& config, absl::Span<const std::string_
     const bool shared = layers[static_cast<size_t>(layer)] == kernels::LayerOwner::kShared;
     LoraCounts::ByProjection& by_projection = encoder ? (shared ? counts.encoder_shared : counts.encoder_own)
                                                       : (shared ? counts.decoder_shared : counts.decoder_own);
-    ++by_projection[Index(projection)];
+    constexpr size_t kSuffix = std::string_view(".lora.a").size();
+    by_projection[Index(projection)] += adapter.PairOf(name.substr(0, name.size() - kSuffix)).rank;
   }
   return counts;
 }

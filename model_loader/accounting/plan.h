@@ -50,8 +50,9 @@ enum class Projection : uint8_t {
 };
 inline constexpr size_t kProjections = static_cast<size_t>(Projection::kFeedForwardDown) + 1;
 
-// How many layers have a LoRA pair on each projection. Shared and own layers are counted apart, since with own heads
-// the pair of a shared layer spans the H1 shared heads and that of an own layer all H.
+// The ranks of the LoRA pairs on each projection, summed over the layers that have one. Shared and own layers are
+// summed apart, since with own heads the pair of a shared layer spans the H1 shared heads and that of an own layer all
+// H.
 struct LoraCounts {
   using ByProjection = std::array<int64_t, kProjections>;
   ByProjection encoder_shared{}, encoder_own{}, decoder_shared{}, decoder_own{};
@@ -105,7 +106,7 @@ absl::Status CheckShape(const PlanShape& shape);
 // projections, biases, ...".
 std::string WhatIsCounted(const PlanShape& shape);
 
-// Sets `shape.lora` to a pair on each of `projections` in every layer that has the projection.
+// Sets `shape.lora` to a pair of shape.adapter.rank on each of `projections` in every layer that has the projection.
 void PlaceLora(absl::Span<const Projection> projections, PlanShape& shape);
 
 // --- DESIGN section 4, attention matrices only (no biases) ---
@@ -151,10 +152,11 @@ absl::StatusOr<PlanCounts> CountPlan(const PlanShape& shape);
 // The shape of a model; N is the number of config.languages, but at least 1. LoRA counts are `lora`.
 PlanShape ShapeOf(const ModelConfig& config, const AdapterConfig& adapter, int64_t vocabulary,
                   const LoraCounts& lora = {});
-// A pair on every projection: what AdapterTensors() lists.
-LoraCounts LoraEverywhere(const ModelConfig& config);
+// A pair on every projection: what AdapterTensors() lists for an adapter without ranks of its own for some.
+LoraCounts LoraEverywhere(const ModelConfig& config, const AdapterConfig& adapter);
 // From the names of the tensors that a file really has ("encoder.layers.0.self_attn.q.lora.a", ...).
-LoraCounts LoraCountsOf(const ModelConfig& config, absl::Span<const std::string_view> tensor_names);
+LoraCounts LoraCountsOf(const ModelConfig& config, const AdapterConfig& adapter,
+                        absl::Span<const std::string_view> tensor_names);
 // CountPlan of that shape.
 absl::StatusOr<PlanCounts> FormulaCount(const ModelConfig& config, const AdapterConfig& adapter, int64_t vocabulary,
                                         const LoraCounts& lora = {});

@@ -41,6 +41,7 @@ constexpr int64_t kMaxBuckets = 4'096;
 constexpr int64_t kMaxComputedPositions = int64_t{1} << 26;
 constexpr int64_t kMaxRank = 65'536;
 constexpr double kMaxScale = 1e6;
+constexpr size_t kMaxPairs = 2 * kMaxLayers * 11;  // both stacks, the projections of a decoder layer
 
 constexpr int kMaxBeams = 1'024;
 constexpr double kMaxLengthPenalty = 10;
@@ -69,16 +70,6 @@ std::string NameOf(const std::vector<std::pair<std::string, T>>& names, T value)
 }
 
 std::string ActivationName(Activation activation) { return NameOf(Activations(), activation); }
-
-// Language codes are folder names: no separators, no dots, nothing a shell or a path would take for more.
-bool IsLanguageCode(const std::string& code) {
-  constexpr size_t kMaxCode = 64;
-  return !code.empty() && code.size() <= kMaxCode && absl::ascii_isalnum(static_cast<unsigned char>(code.front())) &&
-         std::all_of(code.begin(), code.end(),
-                     [](char c) { return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_'; });
-}
-
-constexpr char kCodeRule[] = "letters, digits, '-' and '_', at most 64, beginning with a letter or digit";
 
 std::string FoldCode(const std::string& code) { return absl::StrReplaceAll(absl::AsciiStrToLower(code), {{"_", "-"}}); }
 
@@ -181,6 +172,27 @@ std::optional<TokenizerConfig> ReadTokenizer(Fields fields) {
   return tokenizer;
 }
 
+void ReadPairs(Fields& fields, AdapterConfig& adapter) {
+  const json* value = fields.Any("pairs");
+  if (value == nullptr) return;
+  if (!value->is_object() || value->size() > kMaxPairs) {
+    fields.Fault("pairs", absl::StrCat("must be an object of at most ", kMaxPairs, " projections"));
+    return;
+  }
+  Fields pairs = fields.Object("pairs", false);
+  for (const auto& [name, unused] : value->items()) {
+    if (!IsProjectionName(name)) {
+      fields.Fault("pairs", absl::StrCat("\"", Printable(name), "\" is no projection of a layer"));
+      continue;
+    }
+    Fields pair = pairs.Object(name.c_str(), true);
+    AdapterConfig::Pair& read = adapter.pairs[name];
+    read.rank = static_cast<int>(pair.Int("rank", 1, kMaxRank, adapter.rank));
+    read.alpha = pair.Number("alpha", 0, true, kMaxScale, adapter.alpha);
+    pair.Done();
+  }
+}
+
 AdapterConfig ReadAdapter(Fields fields) {
   AdapterConfig adapter;
   if (!fields.present()) return adapter;
@@ -217,6 +229,7 @@ AdapterConfig ReadAdapter(Fields fields) {
       adapter.rank = static_cast<int>(fields.Int("rank", 1, kMaxRank));
       adapter.alpha = fields.Number("alpha", 0, true, kMaxScale);
       adapter.rank_stabilised = fields.Bool("rank_stabilised", false);
+      ReadPairs(fields, adapter);
       break;
   }
   fields.Done();
@@ -588,11 +601,16 @@ ordered_json AdapterJson(const AdapterConfig& adapter) {
     }
     case AdapterKind::kBottleneck:
       return {{"kind", "bottleneck"}, {"rank", adapter.rank}, {"activation", ActivationName(adapter.activation)}};
-    case AdapterKind::kLora:
-      return {{"kind", "lora"},
-              {"rank", adapter.rank},
-              {"alpha", adapter.alpha},
-              {"rank_stabilised", adapter.rank_stabilised}};
+    case AdapterKind::kLora: {
+      ordered_json result = {{"kind", "lora"},
+                             {"rank", adapter.rank},
+                             {"alpha", adapter.alpha},
+                             {"rank_stabilised", adapter.rank_stabilised}};
+      for (const auto& [name, pair] : adapter.pairs) {
+        result["pairs"][name] = {{"rank", pair.rank}, {"alpha", pair.alpha}};
+      }
+      return result;
+    }
   }
   return {};
 }
@@ -663,6 +681,52 @@ bool IsPlainFileName(std::string_view name) {
          std::all_of(name.begin(), name.end(), [](char c) {
            return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '.' || c == '_' || c == '-';
          });
+}
+
+bool IsLanguageCode(const std::string& code) {
+  constexpr size_t kMaxCode = 64;
+  return !code.empty() && code.size() <= kMaxCode && absl::ascii_isalnum(static_cast<unsigned char>(code.front())) &&
+         std::all_of(code.begin(), code.end(),
+                     [](char c) { return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '-' || c == '_'; });
+}
+
+bool IsProjectionName(std::string_view name) {
+  bool decoder = false;
+  if (name.substr(0, 8) == "decoder.") {
+    decoder = true;
+  } else if (name.substr(0, 8) != "encoder.") {
+    return false;
+  }
+  name.remove_prefix(8);
+  constexpr std::string_view kLayers = "layers.";
+  if (name.substr(0, kLayers.size()) != kLayers) return false;
+  name.remove_prefix(kLayers.size());
+  int64_t layer = 0;
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), layer);
+  const auto digits = static_cast<size_t>(end - name.data());
+  if (error != std::errc() || layer < 0 || layer >= kMaxLayers || name.front() == '-' ||
+      (digits > 1 && name.front() == '0')) {
+    return false;
+  }
+  name.remove_prefix(digits);
+  for (const char* attention : {".self_attn.", ".cross_attn."}) {
+    const std::string_view prefix = attention;
+    if (name.substr(0, prefix.size()) != prefix) continue;
+    if (!decoder && prefix == ".cross_attn.") return false;
+    const std::string_view matrix = name.substr(prefix.size());
+    return matrix == "q" || matrix == "k" || matrix == "v" || matrix == "o";
+  }
+  return name == ".ffn.up" || name == ".ffn.gate" || name == ".ffn.down";
+}
+
+AdapterConfig::Pair AdapterConfig::PairOf(std::string_view projection) const {
+  const auto found = pairs.find(projection);
+  return found == pairs.end() ? Pair{rank, alpha} : found->second;
+}
+
+double AdapterConfig::PairScale(std::string_view projection) const {
+  const Pair pair = PairOf(projection);
+  return pair.alpha / (rank_stabilised ? std::sqrt(static_cast<double>(pair.rank)) : pair.rank);
 }
 
 absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view text, const std::string& where) {

@@ -6,6 +6,7 @@
 #define KOINE_MODEL_LOADER_FORMAT_CONFIG_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -45,7 +46,21 @@ struct AdapterConfig {
   kernels::Activation activation = kernels::Activation::kRelu;                                   // bottleneck
   double alpha = 0;                                                                              // lora
   bool rank_stabilised = false;  // lora: alpha/sqrt(r), not alpha/r
+  // lora: pairs with a rank and alpha of their own, by projection ("encoder.layers.0.self_attn.q").
+  struct Pair {
+    int rank = 0;
+    double alpha = 0;
+  };
+  std::map<std::string, Pair, std::less<>> pairs;
+
+  // lora: of one projection's pair.
+  Pair PairOf(std::string_view projection) const;
+  double PairScale(std::string_view projection) const;  // what b(a(x)) is multiplied by
 };
+
+// "{encoder|decoder}.layers.{i}.{self_attn.{q,k,v,o} | cross_attn.{q,k,v,o} | ffn.{up,gate,down}}": what a LoRA pair
+// may sit on.
+bool IsProjectionName(std::string_view name);
 
 // Prompt elements: "$text", "$source", "$target" or a piece; decoder_start is "$target" or a piece.
 struct Prompt {
@@ -117,6 +132,11 @@ struct LanguageConfig {
   AdapterConfig adapter;
   std::optional<TokenizerConfig> tokenizer;  // of the language's own folder; absent: tokenizer.model
 };
+
+// What codes, aliases and names of adapters may be: folder names without separators, dots, or anything that a shell or
+// a path would take for more.
+bool IsLanguageCode(const std::string& code);
+inline constexpr char kCodeRule[] = "letters, digits, '-' and '_', at most 64, beginning with a letter or digit";
 
 // `where` names the file in messages.
 absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view json, const std::string& where);

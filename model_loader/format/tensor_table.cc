@@ -1,9 +1,12 @@
 #include "model_loader/format/tensor_table.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
+#include <cstring>
 #include <map>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -73,8 +76,9 @@ class Table {
     Linear(name + ".down", config_.d_model, config_.d_ffn, Component::kFeedForward, bias);
   }
 
-  void LowRankPair(const std::string& projection, int64_t out, int64_t in, int64_t rank) {
+  void LowRankPair(const AdapterConfig& adapter, const std::string& projection, int64_t out, int64_t in) {
     if (out == 0 || in == 0) return;
+    const int64_t rank = adapter.PairOf(projection).rank;
     Add(projection + ".lora.a", {rank, in}, Component::kAdapter, false);
     Add(projection + ".lora.b", {out, rank}, Component::kAdapter, false);
   }
@@ -154,13 +158,13 @@ void AddAdapter(const ModelConfig& config, const AdapterConfig& adapter, Table& 
           const int64_t width = heads * architecture.d_head;
           for (const std::string& attention : AttentionNames(side)) {
             for (const char* projection : {kQ, kK, kV}) {
-              table.LowRankPair(absl::StrCat(layer, ".", attention, ".", projection), width, d_model, rank);
+              table.LowRankPair(adapter, absl::StrCat(layer, ".", attention, ".", projection), width, d_model);
             }
-            table.LowRankPair(absl::StrCat(layer, ".", attention, ".", kO), d_model, width, rank);
+            table.LowRankPair(adapter, absl::StrCat(layer, ".", attention, ".", kO), d_model, width);
           }
-          table.LowRankPair(layer + ".ffn.up", architecture.d_ffn, d_model, rank);
-          if (architecture.gated_ffn) table.LowRankPair(layer + ".ffn.gate", architecture.d_ffn, d_model, rank);
-          table.LowRankPair(layer + ".ffn.down", d_model, architecture.d_ffn, rank);
+          table.LowRankPair(adapter, layer + ".ffn.up", architecture.d_ffn, d_model);
+          if (architecture.gated_ffn) table.LowRankPair(adapter, layer + ".ffn.gate", architecture.d_ffn, d_model);
+          table.LowRankPair(adapter, layer + ".ffn.down", d_model, architecture.d_ffn);
           break;
         }
       }
@@ -302,6 +306,7 @@ absl::Status CheckTensors(const SafetensorsFile& file, const std::vector<TensorS
 
   std::vector<std::string> missing, unknown, misshaped, mistyped, halves, rows;
   std::map<int64_t, std::vector<std::string>> names_of_rows;
+  std::set<std::string, std::less<>> scales;  // that I8 matrices need
   for (const TensorSpec& spec : specs) {
     const TensorView* tensor = file.Find(spec.name);
     if (tensor == nullptr) {
@@ -325,7 +330,21 @@ absl::Status CheckTensors(const SafetensorsFile& file, const std::vector<TensorS
     }
     const DType dtype = tensor->dtype;
     if (!spec.integer && dtype == DType::kI8) {
-      mistyped.push_back(absl::StrCat(spec.name, " is I8: quantised tensors are not supported by this version"));
+      if (tensor->shape.size() != 2) {
+        mistyped.push_back(absl::StrCat(spec.name, " is I8, which only matrices may be"));
+        continue;
+      }
+      const std::string scale = ScaleName(spec.name);
+      scales.insert(scale);
+      const std::vector<int64_t> shape = {tensor->shape[0]};
+      const TensorView* values = file.Find(scale);
+      if (values == nullptr) {
+        missing.push_back(absl::StrCat(scale, " ", ShapeToString(shape), " (the row scales of an I8 matrix)"));
+      } else if (values->shape != shape) {
+        misshaped.push_back(absl::StrCat(scale, " is ", ShapeToString(values->shape), ", not ", ShapeToString(shape)));
+      } else if (values->dtype != DType::kF32) {
+        mistyped.push_back(absl::StrCat(scale, " is ", Absl(kernels::Name(values->dtype)), ", not F32"));
+      }
     } else if (spec.integer ? dtype != DType::kI32
                             : dtype != DType::kF32 && dtype != DType::kF16 && dtype != DType::kBF16) {
       mistyped.push_back(absl::StrCat(spec.name, " is ", Absl(kernels::Name(dtype)), ", not ",
@@ -341,11 +360,11 @@ absl::Status CheckTensors(const SafetensorsFile& file, const std::vector<TensorS
   for (const TensorSpec& spec : specs) known.push_back(spec.name);
   constexpr size_t kMaxHints = 10;  // each is compared with every name of the list
   for (const auto& [name, tensor] : file.tensors()) {
-    if (by_name.find(name) != by_name.end()) continue;
+    if (by_name.find(name) != by_name.end() || scales.count(name) != 0) continue;
     std::string text = absl::StrCat(Printable(name), " ", ShapeToString(tensor.shape));
     const absl::string_view base = absl::StripSuffix(name, ".scale");
     if (base.size() < name.size() && by_name.find(std::string(base)) != by_name.end()) {
-      absl::StrAppend(&text, " (the scale of a quantised tensor; these are not supported by this version)");
+      absl::StrAppend(&text, " (row scales, but the tensor is not I8)");
     } else if (unknown.size() < kMaxHints) {
       const std::string meant = NearMiss(name, known);
       if (!meant.empty() && file.Find(meant) == nullptr) absl::StrAppend(&text, " (did you mean ", meant, "?)");
@@ -364,6 +383,48 @@ absl::Status CheckTensors(const SafetensorsFile& file, const std::vector<TensorS
     return absl::InvalidArgumentError(absl::StrCat(file.name(), ": ", absl::StrJoin(groups, "; ")));
   }
   if (vocabulary != nullptr && !names_of_rows.empty()) *vocabulary = names_of_rows.begin()->first;
+  return absl::OkStatus();
+}
+
+std::string ScaleName(std::string_view tensor) { return absl::StrCat(Absl(tensor), ".scale"); }
+
+std::vector<TensorSpec> PresentTensors(const SafetensorsFile& file, const std::vector<TensorSpec>& specs) {
+  std::vector<TensorSpec> present;
+  for (const TensorSpec& spec : specs) {
+    const TensorView* tensor = file.Find(spec.name);
+    if (tensor == nullptr) continue;  // optional
+    present.push_back(spec);
+    if (tensor->dtype != DType::kI8) continue;
+    TensorSpec scales = spec;
+    scales.name = ScaleName(spec.name);
+    scales.shape = {spec.shape.front()};
+    scales.scales = true;
+    present.push_back(std::move(scales));
+  }
+  return present;
+}
+
+absl::Status ReadValues(const SafetensorsFile& file, std::string_view name, int64_t first, int64_t count, float* out) {
+  const TensorView& tensor = *file.Find(name);
+  const uint8_t* data = tensor.data.data() + static_cast<size_t>(first) * kernels::SizeOf(tensor.dtype);
+  if (tensor.dtype != DType::kI8) {
+    kernels::ConvertToF32(data, tensor.dtype, count, out);
+    return absl::OkStatus();
+  }
+  const uint8_t* scales = file.Find(ScaleName(name))->data.data();
+  const int64_t width = tensor.shape[1];
+  for (int64_t done = 0; done < count;) {
+    const int64_t row = (first + done) / width;
+    const int64_t run = std::min(count - done, (row + 1) * width - (first + done));
+    float scale;
+    std::memcpy(&scale, scales + static_cast<size_t>(row) * sizeof(scale), sizeof(scale));
+    if (!(scale >= 0) || std::isinf(scale)) {
+      return absl::InvalidArgumentError(absl::StrCat(file.name(), ": tensor ", ScaleName(name), " holds ", scale,
+                                                     " for row ", row, "; a scale is finite and not negative"));
+    }
+    for (int64_t i = 0; i < run; ++i) out[done + i] = scale * static_cast<float>(static_cast<int8_t>(data[done + i]));
+    done += run;
+  }
   return absl::OkStatus();
 }
 

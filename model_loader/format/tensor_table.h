@@ -44,8 +44,13 @@ struct TensorSpec {
   Owner owner = Owner::kShared;
   Component component = Component::kNorm;
   bool required = true;
-  bool integer = false;  // must be I32; others must be F32, F16 or BF16
+  bool integer = false;  // must be I32; others must be F32, F16 or BF16, matrices may be I8
+  bool scales = false;   // the row scales of an I8 matrix (PresentTensors); F32
 };
+
+// The name of an I8 matrix's row scales: "<name>.scale", F32 [rows]. Row r of the matrix stands for its integers times
+// scale r.
+std::string ScaleName(std::string_view tensor);
 
 // Tensors of shared.safetensors.
 std::vector<TensorSpec> SharedTensors(const ModelConfig& config);
@@ -55,9 +60,18 @@ std::vector<TensorSpec> LanguageTensors(const ModelConfig& config, const Adapter
 std::vector<TensorSpec> AdapterTensors(const ModelConfig& config, const AdapterConfig& adapter);
 
 // Holds a file against its list: all missing, unknown, misshaped and mistyped tensors in one INVALID_ARGUMENT, by name;
-// half LoRA pairs and tensors that disagree about the vocabulary's size too. On success *vocabulary (if not null) is
-// the number of rows, or 0 if no listed tensor has one.
+// half LoRA pairs, I8 matrices without row scales and tensors that disagree about the vocabulary's size too. On success
+// *vocabulary (if not null) is the number of rows, or 0 if no listed tensor has one.
 absl::Status CheckTensors(const SafetensorsFile& file, const std::vector<TensorSpec>& specs, int64_t* vocabulary);
+
+// The tensors of a list that a file holds, in the list's order; each I8 matrix is followed by its row scales, whose
+// spec has the matrix's component. REQUIRES that CheckTensors accepted the file.
+std::vector<TensorSpec> PresentTensors(const SafetensorsFile& file, const std::vector<TensorSpec>& specs);
+
+// `count` values of a tensor as f32, from element `first` on (row-major), whatever type stores them. REQUIRES that
+// CheckTensors accepted the file, and a range inside a tensor that is not I32. INVALID_ARGUMENT naming the tensor and
+// the row where a row scale is negative, infinite or NaN.
+absl::Status ReadValues(const SafetensorsFile& file, std::string_view name, int64_t first, int64_t count, float* out);
 
 }  // namespace koine::model_loader
 

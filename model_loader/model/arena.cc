@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "kernels/ops/ops.h"
+#include "model_loader/format/tensor_table.h"
 
 namespace koine::model_loader {
 namespace {
@@ -91,8 +92,8 @@ absl::Status ArenaBuilder::ForRows(const std::string& name, int64_t width,
   std::vector<float> values(static_cast<size_t>(std::min(rows, kPiece) * width));
   for (int64_t row = 0; row < rows; row += kPiece) {
     const int64_t count = std::min(kPiece, rows - row);
-    const size_t offset = static_cast<size_t>(row * width) * kernels::SizeOf(tensor.dtype);
-    kernels::ConvertToF32(tensor.data.data() + offset, tensor.dtype, count * width, values.data());
+    const absl::Status read = ReadValues(file_, name, row * width, count * width, values.data());
+    if (!read.ok()) return read;
     if (!kernels::AllFinite(values.data(), count * width)) {
       return absl::InvalidArgumentError(absl::StrCat(
           file_.name(), ": tensor ", name, " holds a NaN or an infinity in rows ", row, " to ", row + count - 1));

@@ -34,6 +34,10 @@ struct LoadedTensor {
   kernels::DType file_dtype = kernels::DType::kF32;
   int64_t elements = 0;
   int64_t file_bytes = 0;
+  bool scales = false;  // row scales of an I8 matrix
+
+  // What the account counts as parameters: neither row numbers nor scales are.
+  int64_t parameters() const { return component == Component::kVocabularyIds || scales ? 0 : elements; }
 };
 
 // An adapter of a language, chosen per request. Immutable.

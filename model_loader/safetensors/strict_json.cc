@@ -1,6 +1,10 @@
 #include "model_loader/safetensors/strict_json.h"
 
 #include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -100,6 +104,21 @@ absl::StatusOr<json> ParseStrictJson(std::string_view text) {
     return absl::InvalidArgumentError(builder.fault().empty() ? "not valid JSON" : builder.fault());
   }
   return builder.TakeRoot();
+}
+
+absl::StatusOr<std::string> ReadJsonText(const std::string& path) {
+  std::error_code error;
+  const std::uintmax_t size = std::filesystem::file_size(path, error);
+  if (error) return absl::NotFoundError(absl::StrCat(path, ": ", error.message()));
+  if (size > kMaxJsonBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": ", size, " bytes, more than the ", kMaxJsonBytes, " allowed"));
+  }
+  std::ifstream stream(path, std::ios::binary);
+  std::ostringstream text;
+  text << stream.rdbuf();
+  if (!stream) return absl::NotFoundError(absl::StrCat(path, ": cannot be read"));
+  return text.str();
 }
 
 }  // namespace koine::model_loader

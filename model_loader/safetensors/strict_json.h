@@ -4,6 +4,7 @@
 #define KOINE_MODEL_LOADER_SAFETENSORS_STRICT_JSON_H_
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -27,6 +28,11 @@ std::string JsonFault(std::size_t position, std::string_view what);
 
 // Parses one JSON document. Errors: INVALID_ARGUMENT with the fault, without the file's name.
 absl::StatusOr<nlohmann::json> ParseStrictJson(std::string_view text);
+
+// The bytes of a JSON file. NOT_FOUND if it cannot be read; INVALID_ARGUMENT if it is larger than kMaxJsonBytes. Both
+// name the file.
+inline constexpr std::uintmax_t kMaxJsonBytes = 16 << 20;  // JSON files of a model are small
+absl::StatusOr<std::string> ReadJsonText(const std::string& path);
 
 }  // namespace koine::model_loader
 

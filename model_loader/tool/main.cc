@@ -21,6 +21,8 @@ constexpr Command kCommands[] = {
     {"verify", "Recompute samples.json in f32 and compare.", AddVerify},
     {"inspect", "Show a model's languages and its parameter account.", AddInspect},
     {"params", "Count the parameters of a sharing plan; needs no model.", AddParams},
+    {"add-adapter", "Add a PEFT LoRA adapter to languages of a model.", AddAddAdapter},
+    {"quantize", "Write a model with its matrices in int8 or bf16, and what that costs each.", AddQuantize},
 };
 
 }  // namespace

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "model_loader/format/tensor_table.h"
 
 namespace koine::model_loader {
 namespace {
@@ -21,24 +20,6 @@ absl::Status MakeFolder(const fs::path& path) {
   std::error_code error;
   fs::create_directories(path, error);
   return error ? Refused(path, error) : absl::OkStatus();
-}
-
-// Writes the tensors and holds the file against the table; leaves nothing if it does not fit.
-absl::Status WriteTensors(const fs::path& path, const SafetensorsWriter& tensors,
-                          const std::vector<TensorSpec>& specs) {
-  const fs::path half = path.string() + ".part";
-  absl::Status status = tensors.Write(half.string());
-  if (status.ok()) {
-    const auto file = SafetensorsFile::Open(half.string());
-    status = file.ok() ? CheckTensors(**file, specs, nullptr) : file.status();
-  }
-  std::error_code error;
-  if (status.ok()) {
-    fs::rename(half, path, error);
-    return error ? Refused(path, error) : absl::OkStatus();
-  }
-  fs::remove(half, error);
-  return status;
 }
 
 }  // namespace
@@ -78,10 +59,27 @@ absl::Status WriteFolder(const std::string& goal, const std::function<absl::Stat
   return status;
 }
 
+absl::Status WriteTensors(const std::string& path, const SafetensorsWriter& tensors,
+                          const std::vector<TensorSpec>& specs) {
+  const fs::path half = path + ".part";
+  absl::Status status = tensors.Write(half.string());
+  if (status.ok()) {
+    const auto file = SafetensorsFile::Open(half.string());
+    status = file.ok() ? CheckTensors(**file, specs, nullptr) : file.status();
+  }
+  std::error_code error;
+  if (status.ok()) {
+    fs::rename(half, path, error);
+    return error ? Refused(path, error) : absl::OkStatus();
+  }
+  fs::remove(half, error);
+  return status;
+}
+
 absl::Status ModelWriter::WriteShared(const ModelConfig& config, const SafetensorsWriter& tensors) const {
   const fs::path folder(directory_);
   absl::Status status = MakeFolder(folder);
-  if (status.ok()) status = WriteTensors(folder / "shared.safetensors", tensors, SharedTensors(config));
+  if (status.ok()) status = WriteTensors((folder / "shared.safetensors").string(), tensors, SharedTensors(config));
   if (status.ok()) status = WriteSmallFile((folder / "model.json").string(), ToJson(config));
   return status;
 }
@@ -99,7 +97,7 @@ absl::Status ModelWriter::WriteLanguage(const ModelConfig& config, const Languag
   return WriteFolder(languages / language.code, [&](const std::string& name_of_half) {
     const fs::path folder(name_of_half);
     absl::Status written =
-        WriteTensors(folder / "language.safetensors", tensors, LanguageTensors(config, language.adapter));
+        WriteTensors((folder / "language.safetensors").string(), tensors, LanguageTensors(config, language.adapter));
     if (written.ok()) written = WriteSmallFile((folder / "language.json").string(), ToJson(language));
     if (written.ok() && !tokenizer.empty()) written = WriteSmallFile((folder / "tokenizer.model").string(), tokenizer);
     return written;
@@ -113,7 +111,8 @@ absl::Status ModelWriter::WriteAdapter(const ModelConfig& config, const std::str
   if (!status.ok()) return status;
   return WriteFolder(adapters / name, [&](const std::string& name_of_half) {
     const fs::path folder(name_of_half);
-    absl::Status written = WriteTensors(folder / "adapter.safetensors", tensors, AdapterTensors(config, adapter));
+    absl::Status written =
+        WriteTensors((folder / "adapter.safetensors").string(), tensors, AdapterTensors(config, adapter));
     if (written.ok()) written = WriteSmallFile((folder / "adapter.json").string(), ToJson(adapter));
     return written;
   });

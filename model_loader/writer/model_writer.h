@@ -9,9 +9,11 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "model_loader/format/config.h"
+#include "model_loader/format/tensor_table.h"
 #include "model_loader/safetensors/safetensors.h"
 
 namespace koine::model_loader {
@@ -22,6 +24,11 @@ absl::Status WriteFolder(const std::string& path, const std::function<absl::Stat
 
 // Writes a small file through a name of its own and a rename.
 absl::Status WriteSmallFile(const std::string& path, std::string_view bytes);
+
+// Writes the tensors and holds the file against `specs`, the table that loading uses; leaves nothing if it does not
+// fit.
+absl::Status WriteTensors(const std::string& path, const SafetensorsWriter& tensors,
+                          const std::vector<TensorSpec>& specs);
 
 // Creates (or adds to) one model folder. Not thread-safe. Errors name the file: INVALID_ARGUMENT with all missing,
 // unknown and misshaped tensors; ALREADY_EXISTS for a language or adapter that is there; UNKNOWN where the file system

@@ -616,13 +616,41 @@ TEST(AdapterJson, AllKindsAreReadAndWritten) {
   for (const char* text :
        {R"({"kind":"none"})", R"({"kind":"scale","sites":["self_attn","ffn"]})",
         R"({"kind":"scale","sites":["cross_attn"]})", R"({"kind":"bottleneck","rank":4,"activation":"gelu"})",
-        R"({"kind":"lora","rank":2,"alpha":8.5,"rank_stabilised":true})"}) {
+        R"({"kind":"lora","rank":2,"alpha":8.5,"rank_stabilised":true})",
+        R"({"kind":"lora","rank":2,"alpha":8.5,"rank_stabilised":false,"pairs":
+            {"decoder.layers.11.cross_attn.o":{"rank":7,"alpha":2.5},"encoder.layers.0.ffn.gate":{"rank":1,"alpha":8.5}}})"}) {
     const auto adapter = ParseAdapterConfig(text, "a");
     ASSERT_TRUE(adapter.ok()) << adapter.status();
     EXPECT_EQ(json::parse(ToJson(*adapter)), json::parse(text));
   }
   EXPECT_EQ(ParseAdapterConfig(R"({"kind":"bottleneck","rank":4})", "a")->activation, kernels::Activation::kRelu);
   EXPECT_FALSE(ParseAdapterConfig(R"({"kind":"lora","rank":4,"alpha":1})", "a")->rank_stabilised);
+}
+
+TEST(AdapterJson, PairsHaveTheAdaptersRankAndAlphaWhereTheyAreSilent) {
+  const auto adapter = ParseAdapterConfig(
+      R"({"kind":"lora","rank":4,"alpha":6,"rank_stabilised":true,
+          "pairs":{"encoder.layers.0.self_attn.q":{"rank":9},"encoder.layers.0.self_attn.k":{"alpha":2}}})",
+      "a");
+  ASSERT_TRUE(adapter.ok()) << adapter.status();
+  EXPECT_EQ(adapter->PairOf("encoder.layers.0.self_attn.q").rank, 9);
+  EXPECT_EQ(adapter->PairOf("encoder.layers.0.self_attn.q").alpha, 6);
+  EXPECT_EQ(adapter->PairScale("encoder.layers.0.self_attn.q"), 2) << "6 / sqrt(9)";
+  EXPECT_EQ(adapter->PairScale("encoder.layers.0.self_attn.k"), 1) << "2 / sqrt(4)";
+  EXPECT_EQ(adapter->PairScale("encoder.layers.0.self_attn.v"), 3) << "6 / sqrt(4)";
+  for (const char* name : {"encoder.layers.0.cross_attn.q", "encoder.layers.00.ffn.up", "encoder.layers.-1.ffn.up",
+                           "encoder.layers.1024.ffn.up", "decoder.layers.0.self_attn.x", "decoder.layers.ffn.up", "",
+                           "layers.0.ffn.up", "encoder.layers.0.ffn.up.lora.a", "encoder.layers."}) {
+    EXPECT_FALSE(IsProjectionName(name)) << name;
+    EXPECT_THAT(
+        AdapterFault(
+            (R"({"kind":"lora","rank":4,"alpha":1,"pairs":{")" + std::string(name) + R"(":{"rank":1}}})").c_str()),
+        HasSubstr("is no projection of a layer"));
+  }
+  EXPECT_THAT(
+      AdapterFault(R"({"kind":"lora","rank":4,"alpha":1,"pairs":{"encoder.layers.0.ffn.up":{"rank":0,"beta":1}}})"),
+      AllOf(HasSubstr("pairs.encoder.layers.0.ffn.up.rank"), HasSubstr("beta: unknown key")));
+  EXPECT_THAT(AdapterFault(R"({"kind":"lora","rank":4,"alpha":1,"pairs":[]})"), HasSubstr("pairs: must be an object"));
 }
 
 TEST(AdapterJson, FaultsAreNamed) {

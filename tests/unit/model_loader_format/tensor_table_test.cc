@@ -1,5 +1,6 @@
 #include "model_loader/format/tensor_table.h"
 
+#include <cmath>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -320,13 +321,61 @@ TEST_F(Check, HintsAtMistypedNames) {
   EXPECT_THAT(Fault(language), HasSubstr("embeddings.weight [5, 6] (did you mean embedding.weight?)"));
 }
 
-TEST_F(Check, RefusesQuantisedTensorsByName) {
+TEST_F(Check, TakesQuantisedMatricesWithOneScaleARow) {
   const std::vector<TensorSpec> language = LanguageTensors(Config(), AdapterConfig());
   Fill(language);
   Put("embedding.weight", DType::kI8, {5, 6});
+  EXPECT_THAT(Fault(language), HasSubstr("missing tensors (1): embedding.weight.scale [5]"));
+  Put("embedding.weight.scale", DType::kF32, {1, 5});
+  EXPECT_THAT(Fault(language), HasSubstr("embedding.weight.scale is [1, 5], not [5]"));
+  Put("embedding.weight.scale", DType::kBF16, {5});
+  EXPECT_THAT(Fault(language), HasSubstr("embedding.weight.scale is BF16, not F32"));
   Put("embedding.weight.scale", DType::kF32, {5});
-  EXPECT_THAT(Fault(language), AllOf(HasSubstr("embedding.weight is I8: quantised tensors are not supported"),
-                                     HasSubstr("embedding.weight.scale [5] (the scale of a quantised tensor")));
+  int64_t vocabulary = 0;
+  EXPECT_TRUE(Status(language, &vocabulary).ok()) << Status(language);
+  EXPECT_EQ(vocabulary, 5);
+  Put("encoder.layers.1.self_attn.q.bias", DType::kI8, {12});
+  EXPECT_THAT(Fault(language), HasSubstr("encoder.layers.1.self_attn.q.bias is I8, which only matrices may be"));
+  tensors_["encoder.layers.1.self_attn.q.bias"].first = DType::kF32;
+  Put("embedding.weight", DType::kF32, {5, 6});
+  EXPECT_THAT(Fault(language), HasSubstr("embedding.weight.scale [5] (row scales, but the tensor is not I8)"));
+}
+
+TEST(ReadValues, MultipliesEachRowByItsScaleWhereverReadingStarts) {
+  SafetensorsWriter writer;
+  const std::vector<uint8_t> integers = {1, 2, 255, 129, 0, 127};  // 1 2 -1 | -127 0 127
+  ASSERT_TRUE(writer.Add("m", DType::kI8, {2, 3}, integers).ok());
+  ASSERT_TRUE(writer.AddF32("m.scale", DType::kF32, {2}, {0.5F, 2.0F}).ok());
+  ASSERT_TRUE(writer.Add("a", DType::kI8, {1}, {integers.data(), 1}).ok()) << "so that the scales lie unaligned";
+  const std::string path = testing::TempDir() + "values.safetensors";
+  ASSERT_TRUE(writer.Write(path).ok());
+  const auto file = SafetensorsFile::Open(path);
+  ASSERT_TRUE(file.ok()) << file.status();
+  const std::vector<float> expected = {0.5F, 1, -0.5F, -254, 0, 254};
+  for (int64_t first = 0; first < 6; ++first) {
+    for (int64_t count = 1; first + count <= 6; ++count) {
+      std::vector<float> values(static_cast<size_t>(count));
+      ASSERT_TRUE(ReadValues(**file, "m", first, count, values.data()).ok());
+      EXPECT_EQ(values, std::vector<float>(expected.begin() + first, expected.begin() + first + count));
+    }
+  }
+}
+
+TEST(ReadValues, RefusesScalesThatAreNoFactors) {
+  for (const float bad : {NAN, INFINITY, -INFINITY, -1.0F}) {
+    SafetensorsWriter writer;
+    ASSERT_TRUE(writer.Add("m", DType::kI8, {2, 1}, std::vector<uint8_t>{1, 2}).ok());
+    ASSERT_TRUE(writer.AddF32("m.scale", DType::kF32, {2}, {0.0F, bad}).ok());
+    const std::string path = testing::TempDir() + "scales.safetensors";
+    ASSERT_TRUE(writer.Write(path).ok());
+    const auto file = SafetensorsFile::Open(path);
+    ASSERT_TRUE(file.ok()) << file.status();
+    float values[2];
+    EXPECT_TRUE(ReadValues(**file, "m", 0, 1, values).ok()) << "a scale of 0 makes a row of zeros";
+    const absl::Status status = ReadValues(**file, "m", 0, 2, values);
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("m.scale"), HasSubstr("row 1")));
+  }
 }
 
 TEST_F(Check, RefusesHalfLoraPairs) {

@@ -1,0 +1,39 @@
+// koine-model add-adapter MODEL LANG[,LANG...] ADAPTER_DIR
+#include <cstdio>
+#include <iostream>
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "model_loader/peft/add_adapter.h"
+#include "model_loader/tool/commands.h"
+
+namespace koine::model_loader::tool {
+
+Run AddAddAdapter(CLI::App* app) {
+  const auto options = std::make_shared<AddAdapterOptions>();
+  app->add_option("MODEL", options->model, "Model folder")->required();
+  app->add_option("LANG", options->languages, "Languages that get the adapter: codes, separated by commas")
+      ->required()
+      ->expected(1)
+      ->delimiter(',');
+  app->add_option("ADAPTER_DIR", options->adapter,
+                  "PEFT's folder: adapter_config.json and adapter_model.safetensors or .bin")
+      ->required();
+  app->add_option("--name", options->name, "What requests call it; the folder's name if not given");
+  return [options] {
+    const auto report = AddPeftAdapter(*options);
+    if (!report.ok()) return Fail(report.status());
+    for (const std::string& warning : report->warnings) std::cerr << "koine-model: " << warning << "\n";
+    const std::string ranks = report->smallest_rank == report->largest_rank
+                                  ? absl::StrCat(report->largest_rank)
+                                  : absl::StrCat(report->smallest_rank, " to ", report->largest_rank);
+    std::printf("adapter \"%s\" of %s: %ld projections of rank %s, %ld parameters, %ld bytes a language\n",
+                report->name.c_str(), absl::StrJoin(report->languages, ", ").c_str(), static_cast<long>(report->pairs),
+                ranks.c_str(), static_cast<long>(report->parameters), static_cast<long>(report->bytes));
+    return kFine;
+  };
+}
+
+}  // namespace koine::model_loader::tool
