@@ -6,24 +6,27 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
 #include "model_loader/peft/add_adapter.h"
 #include "model_loader/tool/commands.h"
 
 namespace koine::model_loader::tool {
 
 Run AddAddAdapter(CLI::App* app) {
-  const auto options = std::make_shared<AddAdapterOptions>();
-  app->add_option("MODEL", options->model, "Model folder")->required();
-  app->add_option("LANG", options->languages, "Languages that get the adapter: codes, separated by commas")
-      ->required()
-      ->expected(1)
-      ->delimiter(',');
-  app->add_option("ADAPTER_DIR", options->adapter,
+  struct Options {
+    AddAdapterOptions add;
+    std::string languages;
+  };
+  const auto options = std::make_shared<Options>();
+  app->add_option("MODEL", options->add.model, "Model folder")->required();
+  app->add_option("LANG", options->languages, "Languages that get the adapter: codes, separated by commas")->required();
+  app->add_option("ADAPTER_DIR", options->add.adapter,
                   "PEFT's folder: adapter_config.json and adapter_model.safetensors or .bin")
       ->required();
-  app->add_option("--name", options->name, "What requests call it; the folder's name if not given");
+  app->add_option("--name", options->add.name, "What requests call it; the folder's name if not given");
   return [options] {
-    const auto report = AddPeftAdapter(*options);
+    options->add.languages = absl::StrSplit(options->languages, ',', absl::SkipEmpty());
+    const auto report = AddPeftAdapter(options->add);
     if (!report.ok()) return Fail(report.status());
     for (const std::string& warning : report->warnings) std::cerr << "koine-model: " << warning << "\n";
     const std::string ranks = report->smallest_rank == report->largest_rank

@@ -20,6 +20,7 @@ Run AddInspect(CLI::App* app);
 Run AddParams(CLI::App* app);
 Run AddQuantize(CLI::App* app);
 Run AddAddAdapter(CLI::App* app);
+Run AddSamples(CLI::App* app);
 
 // Exit codes: 0 fine, 1 the model (or what it was to be made of) is not what it should be, 2 wrong usage.
 inline constexpr int kFine = 0, kFailed = 1, kUsage = 2;

@@ -22,6 +22,7 @@ constexpr Command kCommands[] = {
     {"inspect", "Show a model's languages and its parameter account.", AddInspect},
     {"params", "Count the parameters of a sharing plan; needs no model.", AddParams},
     {"add-adapter", "Add a PEFT LoRA adapter to languages of a model.", AddAddAdapter},
+    {"samples", "Compute answers to texts and add them to samples.json.", AddSamples},
     {"quantize", "Write a model with its matrices in int8 or bf16, and what that costs each.", AddQuantize},
 };
 

@@ -13,6 +13,7 @@
 #include "kernels/ops/ops.h"
 #include "kernels/transformer/transformer.h"
 #include "model_loader/model/prompts.h"
+#include "model_loader/writer/model_writer.h"
 #include "nlohmann/json.hpp"
 
 namespace koine::model_loader {
@@ -164,6 +165,31 @@ class Recomputation {
     transformer_.DecodeStep(workspace_, {&row, 1}, {&run, 1}, *pool_, hidden_.data());
     transformer_.Logits(workspace_, target_->weights(), hidden_.data(), 1, logits_.data());
     return logits_;
+  }
+
+  // Greedy decoding over the encoded rows: `start` and at most `most` ids more, the end mark included.
+  absl::StatusOr<std::vector<int32_t>> Greedy(int32_t start, int64_t most) {
+    const absl::StatusOr<TargetPrompt> prompt = Target();
+    if (!prompt.ok()) return prompt.status();
+    const std::vector<int32_t> suppressed = SuppressedIds(model_.config().generation, target_->tokenizer());
+    const int64_t steps = std::min(most, transformer_.config().max_positions);
+    StartDecoder(steps);
+    std::vector<int32_t> ids = {start};
+    std::vector<kernels::Scored> best;
+    for (int64_t step = 0; step < steps; ++step) {
+      std::vector<float> logits = Next(ids.back());
+      if (static_cast<size_t>(step) < prompt->forced.size()) {
+        ids.push_back(prompt->forced[static_cast<size_t>(step)]);
+        continue;
+      }
+      for (const int32_t id : suppressed) logits[static_cast<size_t>(id)] = -std::numeric_limits<float>::infinity();
+      // Rows without a piece are never generated.
+      kernels::TopK(logits.data(), target_->weights().vocabulary - target_->unusable_rows(), 1, &best);
+      if (best.empty()) break;
+      ids.push_back(best.front().id);
+      if (ids.back() == model_.config().special_tokens.eos) break;
+    }
+    return ids;
   }
 
   const Language* target() const { return target_.get(); }
@@ -343,27 +369,10 @@ absl::StatusOr<SampleReport> VerifySample(const Model& model, const Sample& samp
   }
 
   if (!sample.greedy_ids.empty()) {
-    const int64_t steps = std::min(sample.max_steps, model.config().architecture.max_positions);
-    recomputation.StartDecoder(steps);
-    std::vector<int32_t> ids = {sample.greedy_ids.front()};
-    const absl::StatusOr<TargetPrompt> prompt = recomputation.Target();
-    if (!prompt.ok()) return named(prompt.status());
-    const std::vector<int32_t> suppressed =
-        SuppressedIds(model.config().generation, recomputation.target()->tokenizer());
-    std::vector<kernels::Scored> best;
-    for (int64_t step = 0; step < steps; ++step) {
-      std::vector<float> logits = recomputation.Next(ids.back());
-      if (static_cast<size_t>(step) < prompt->forced.size()) {
-        ids.push_back(prompt->forced[static_cast<size_t>(step)]);
-        continue;
-      }
-      for (const int32_t id : suppressed) logits[static_cast<size_t>(id)] = -std::numeric_limits<float>::infinity();
-      // Rows without a piece are never generated.
-      kernels::TopK(logits.data(), vocabulary - recomputation.target()->unusable_rows(), 1, &best);
-      if (best.empty()) break;
-      ids.push_back(best.front().id);
-      if (ids.back() == model.config().special_tokens.eos) break;
-    }
+    const absl::StatusOr<std::vector<int32_t>> greedy =
+        recomputation.Greedy(sample.greedy_ids.front(), sample.max_steps);
+    if (!greedy.ok()) return named(greedy.status());
+    const std::vector<int32_t>& ids = *greedy;
     if (ids != sample.greedy_ids) {
       size_t at = 0;
       while (at < ids.size() && at < sample.greedy_ids.size() && ids[at] == sample.greedy_ids[at]) ++at;
@@ -389,6 +398,151 @@ absl::StatusOr<std::vector<SampleReport>> VerifyModel(const std::string& model_d
     reports.push_back(*std::move(report));
   }
   return reports;
+}
+
+namespace {
+
+// A sample's text as ids, with everything around it.
+absl::StatusOr<std::vector<int32_t>> SourceIds(const Model& model, const SampleRequest& request, const Language& source,
+                                               const LanguageConfig* target) {
+  const ModelConfig& config = model.config();
+  // What JSON cannot hold comes back changed.
+  const std::string written = json(request.text).dump(-1, ' ', false, json::error_handler_t::replace);
+  if (json::parse(written, nullptr, false) != json(request.text)) {
+    return absl::InvalidArgumentError("the text is not valid UTF-8");
+  }
+  const auto prompt = ResolveSource(config.prompt, source.config(), source.tokenizer(), target);
+  if (!prompt.ok()) return prompt.status();
+  const auto before = config.prompts.find(config.default_prompt);
+  const auto encoded =
+      source.tokenizer().Encode((before == config.prompts.end() ? std::string() : before->second) + request.text);
+  if (!encoded.ok()) return encoded.status();
+  if (request.text.find_first_not_of(" \t\r\n") == std::string::npos || encoded->ids.empty()) {
+    return absl::InvalidArgumentError("a blank text is no sample");
+  }
+  std::vector<int32_t> ids = prompt->before;
+  ids.insert(ids.end(), encoded->ids.begin(), encoded->ids.end());
+  ids.insert(ids.end(), prompt->after.begin(), prompt->after.end());
+  if (static_cast<int64_t>(ids.size()) > config.longest_source()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the text makes ", ids.size(), " tokens; the model takes ", config.longest_source()));
+  }
+  return ids;
+}
+
+nlohmann::ordered_json SampleJson(const Sample& sample) {
+  nlohmann::ordered_json object = nlohmann::ordered_json::object();
+  const auto text = [&](const char* key, const std::string& value) {
+    if (!value.empty()) object[key] = value;
+  };
+  const auto list = [&](const char* key, const auto& values) {
+    if (!values.empty()) object[key] = values;
+  };
+  text("source", sample.source);
+  text("target", sample.target);
+  text("source_adapter", sample.source_adapter);
+  text("target_adapter", sample.target_adapter);
+  text("text", sample.text);
+  list("source_ids", sample.source_ids);
+  list("decoder_ids", sample.decoder_ids);
+  list("encoder_last_row", sample.encoder_last_row);
+  list("embedding", sample.embedding);
+  list("logits_sum", sample.logits_sum);
+  for (const auto& step : sample.logits_top) {
+    auto& top = object["logits_top4"].emplace_back(nlohmann::ordered_json::array());
+    for (const Sample::TopLogit& logit : step) top.push_back({logit.id, logit.value});
+  }
+  list("greedy_ids", sample.greedy_ids);
+  if (!sample.greedy_ids.empty()) object["max_steps"] = sample.max_steps;
+  return object;
+}
+
+}  // namespace
+
+absl::StatusOr<Sample> ComputeSample(const Model& model, const SampleRequest& request) {
+  const ModelConfig& config = model.config();
+  Sample sample;
+  sample.text = request.text;
+  sample.source_adapter = request.source_adapter;
+  sample.target_adapter = request.target_adapter;
+  const auto source = model.FindLanguage(request.source);
+  if (!source.ok()) return source.status();
+  sample.source = (*source)->code();
+  // Without languages there is no target to ask for: the decoder takes part where there is one.
+  const bool decodes = config.kind == ModelKind::kEncoderDecoder && (!request.target.empty() || sample.source.empty());
+  if (!request.target.empty() && !decodes) return absl::InvalidArgumentError("the model is an encoder: no target");
+  std::shared_ptr<const Language> target;
+  if (decodes) {
+    auto found = model.FindLanguage(request.target);
+    if (!found.ok()) return found.status();
+    target = *std::move(found);
+    sample.target = target->code();
+    const auto prompt = ResolveTarget(config.prompt, (*source)->config(), target->config(), target->tokenizer());
+    if (!prompt.ok()) return prompt.status();
+    sample.max_steps = std::min(request.max_steps, config.architecture.max_positions);
+    if (sample.max_steps < 1) return absl::InvalidArgumentError("at least one step is decoded");
+    sample.greedy_ids = {prompt->start};
+  }
+  auto ids = SourceIds(model, request, **source, target == nullptr ? nullptr : &target->config());
+  if (!ids.ok()) return ids.status();
+  sample.source_ids = *std::move(ids);
+
+  Recomputation recomputation(model, sample);
+  const absl::Status prepared = recomputation.Prepare();
+  if (!prepared.ok()) return prepared;
+  const std::vector<float>& rows = recomputation.Encode();
+  const int64_t tokens = static_cast<int64_t>(sample.source_ids.size());
+  const int64_t d = config.architecture.d_model;
+  sample.encoder_last_row.assign(rows.begin() + (tokens - 1) * d, rows.begin() + tokens * d);
+  if (config.encodes) {
+    std::vector<float> embedding(static_cast<size_t>(config.embedding_size()));
+    model.Pool(recomputation.workspace(), rows.data(), tokens, config.pooling.normalize, embedding.data());
+    sample.embedding.assign(embedding.begin(), embedding.end());
+  }
+  if (!decodes) return sample;
+
+  auto greedy = recomputation.Greedy(sample.greedy_ids.front(), sample.max_steps);
+  if (!greedy.ok()) return greedy.status();
+  sample.greedy_ids = *std::move(greedy);
+  // Teacher-forced with what greedy chose: a logit of every choice is among the four.
+  sample.decoder_ids.assign(sample.greedy_ids.begin(), sample.greedy_ids.end() - 1);
+  recomputation.StartDecoder(static_cast<int64_t>(sample.decoder_ids.size()));
+  for (const int32_t id : sample.decoder_ids) {
+    const std::vector<float>& logits = recomputation.Next(id);
+    double sum = 0;
+    for (const float logit : logits) sum += logit;
+    sample.logits_sum.push_back(sum);
+    constexpr int kTop = 4;
+    std::vector<kernels::Scored> best;
+    kernels::TopK(logits.data(), static_cast<int64_t>(logits.size()), kTop, &best);
+    auto& top = sample.logits_top.emplace_back();
+    for (const kernels::Scored& scored : best) {
+      top.push_back({scored.id, double{logits[static_cast<size_t>(scored.id)]}});
+    }
+  }
+  return sample;
+}
+
+absl::Status AppendSamples(const std::string& model_directory, absl::Span<const Sample> samples) {
+  const std::string path = (std::filesystem::path(model_directory) / "samples.json").string();
+  auto list = nlohmann::ordered_json::array();
+  std::error_code error;
+  if (std::filesystem::exists(path, error)) {
+    const auto present = ReadSamples(model_directory);
+    if (!present.ok()) return present.status();
+    std::ifstream stream(path, std::ios::binary);
+    list = nlohmann::ordered_json::parse(stream, nullptr, false);
+    if (!list.is_array()) return absl::InvalidArgumentError(absl::StrCat(path, ": must be a JSON list of samples"));
+  }
+  for (const Sample& sample : samples) list.push_back(SampleJson(sample));
+  // One sample a line: a list that grows shows what was added.
+  std::string text = "[";
+  for (size_t i = 0; i < list.size(); ++i) {
+    absl::StrAppend(&text, i == 0 ? "\n" : ",\n",
+                    list[i].dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+  }
+  text += "\n]\n";
+  return WriteSmallFile(path, text);
 }
 
 }  // namespace koine::model_loader

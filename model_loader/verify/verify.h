@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "model_loader/model/model.h"
 
 namespace koine::model_loader {
@@ -53,6 +54,24 @@ absl::StatusOr<SampleReport> VerifySample(const Model& model, const Sample& samp
 
 // All samples of a folder, with the model loaded in f32.
 absl::StatusOr<std::vector<SampleReport>> VerifyModel(const std::string& model_directory, const Tolerances& tolerances);
+
+// --- Making samples ---
+
+// A sample to be computed. `text` gets the model's prompt and, where it has one, its default text prompt.
+struct SampleRequest {
+  std::string source, target, text;  // codes or aliases, as in Sample; without a target: Encode's values alone
+  std::string source_adapter, target_adapter;  // as in Sample
+  int64_t max_steps = 40;
+};
+
+// Everything that Sample holds, recomputed as VerifySample does: REQUIRES a model loaded in f32. In a model without
+// languages the decoder takes part if there is one. INVALID_ARGUMENT: an unknown language, a blank text, one that is
+// longer than the model takes (both numbers are named), a target that an encoder cannot have.
+absl::StatusOr<Sample> ComputeSample(const Model& model, const SampleRequest& request);
+
+// Adds samples to DIR/samples.json, which need not exist, in one step: readers see the old list or the new one.
+// Whatever the file holds already stays. INVALID_ARGUMENT if it is not a list of samples.
+absl::Status AppendSamples(const std::string& model_directory, absl::Span<const Sample> samples);
 
 }  // namespace koine::model_loader
 

@@ -1,0 +1,63 @@
+// koine-model samples MODEL --from a --to b TEXT...
+#include <cstdio>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "model_loader/model/model.h"
+#include "model_loader/safetensors/strict_json.h"
+#include "model_loader/tool/commands.h"
+#include "model_loader/verify/verify.h"
+
+namespace koine::model_loader::tool {
+namespace {
+
+struct Options {
+  std::string directory;
+  SampleRequest request;
+  std::vector<std::string> texts;
+};
+
+int Samples(const Options& options) {
+  std::vector<std::string> texts = options.texts;
+  if (texts.empty()) {
+    for (std::string line; std::getline(std::cin, line);) texts.push_back(line);
+  }
+  const auto model = Model::Load(options.directory, {kernels::Precision::kF32});
+  if (!model.ok()) return Fail(model.status());
+  std::vector<Sample> samples;
+  for (const std::string& text : texts) {
+    SampleRequest request = options.request;
+    request.text = text;
+    auto sample = ComputeSample(**model, request);
+    if (!sample.ok()) {
+      return Fail(
+          absl::Status(sample.status().code(), absl::StrCat("\"", Printable(text), "\": ", sample.status().message())));
+    }
+    samples.push_back(*std::move(sample));
+  }
+  const absl::Status added = AppendSamples(options.directory, samples);
+  if (!added.ok()) return Fail(added);
+  std::printf("%zu samples added to %s/samples.json\n", samples.size(), options.directory.c_str());
+  return kFine;
+}
+
+}  // namespace
+
+Run AddSamples(CLI::App* app) {
+  const auto options = std::make_shared<Options>();
+  app->add_option("MODEL", options->directory, "Model folder")->required();
+  app->add_option("TEXT", options->texts, "Texts; none: the lines of standard input");
+  app->add_option("--from,--language", options->request.source, "Language of the texts");
+  app->add_option("--to", options->request.target, "Language to translate into; none: the encoder's values alone");
+  app->add_option("--source-adapter", options->request.source_adapter, "A further adapter of --from, or none");
+  app->add_option("--target-adapter", options->request.target_adapter, "A further adapter of --to, or none");
+  app->add_option("--max-steps", options->request.max_steps, "Greedy decoding ends after this many tokens")
+      ->check(CLI::Range(1, 100'000))
+      ->capture_default_str();
+  return [options] { return Samples(*options); };
+}
+
+}  // namespace koine::model_loader::tool
