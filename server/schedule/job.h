@@ -2,10 +2,12 @@
 #ifndef KOINE_SERVER_SCHEDULE_JOB_H_
 #define KOINE_SERVER_SCHEDULE_JOB_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -45,12 +47,16 @@ struct Job {
 
   std::atomic<bool> cancelled{false};
 
-  // Set by the queue.
+  // Set by the queue, under its lock.
   absl::Time enqueued;
+  absl::Time passed_over = absl::InfiniteFuture();  // since when younger ones are taken before it
+  std::pair<int64_t, uint64_t> place = {0, 0};      // in the queue's order; never twice the same
 
   // Decoder rows this job may need at once, and tokens it counts for in the queue.
   int64_t rows() const { return task == Task::kTranslate ? search.beam_size : 0; }
   int64_t tokens() const { return static_cast<int64_t>(source_ids.size()); }
+  // What it counts for between calls: its tokens, for each of its rows.
+  int64_t cost() const { return tokens() * std::max<int64_t>(1, rows()); }
 };
 
 using JobPtr = std::shared_ptr<Job>;

@@ -11,6 +11,8 @@ namespace {
 // How long a job may be passed over for others whose table is live, or which fit where it does not: about ten steps of
 // a large model, so that affinity never costs anybody more than a fraction of an answer.
 constexpr absl::Duration kAgeCap = absl::Milliseconds(50);
+// How many of the first are looked at: some times what an engine has rows for.
+constexpr size_t kWindow = 1024;
 
 bool Contains(absl::Span<const model_loader::Language* const> languages, const model_loader::Language* language) {
   return std::find(languages.begin(), languages.end(), language) != languages.end();
@@ -38,12 +40,27 @@ absl::Status JobQueue::Submit(absl::Span<const JobPtr> jobs) {
                                                      " more would pass the limit of ", limits_.max_tokens));
   }
   const absl::Time now = absl::Now();
+  int64_t tag = virtual_time_;
   for (const JobPtr& job : jobs) {
+    tag += job->cost();
     job->enqueued = now;
-    jobs_.push_back(job);
+    job->place = {tag, ++arrivals_};
+    jobs_.emplace_hint(jobs_.end(), job->place, job);
+    enqueued_.emplace_hint(enqueued_.end(), arrivals_, now);
+    // One that was cancelled before it came is ended with the expired ones.
+    const absl::Time end = job->cancelled.load() ? absl::InfinitePast() : job->deadline;
+    if (end != absl::InfiniteFuture()) deadlines_.emplace(end, job->place);
   }
   tokens_ += tokens;
   return absl::OkStatus();
+}
+
+void JobQueue::Remove(const Job& job) {
+  tokens_ -= job.tokens();
+  deadlines_.erase({job.deadline, job.place});
+  deadlines_.erase({absl::InfinitePast(), job.place});
+  enqueued_.erase(job.place.second);
+  jobs_.erase(job.place);
 }
 
 void JobQueue::End(const Ended& ended) {
@@ -57,20 +74,12 @@ void JobQueue::End(const Ended& ended) {
 
 void JobQueue::Purge(Ended* ended) {
   const absl::Time now = absl::Now();
-  const auto gone = [&](const JobPtr& job) {
-    absl::Status status;
-    if (job->cancelled.load()) {
-      status = absl::CancelledError("cancelled while waiting");
-    } else if (job->deadline <= now) {
-      status = absl::DeadlineExceededError("the deadline passed while waiting");
-    } else {
-      return false;
-    }
-    tokens_ -= job->tokens();
-    ended->emplace_back(job, std::move(status));
-    return true;
-  };
-  jobs_.erase(std::remove_if(jobs_.begin(), jobs_.end(), gone), jobs_.end());
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+    const JobPtr job = jobs_.at(deadlines_.begin()->second);
+    ended->emplace_back(job, job->cancelled.load() ? absl::CancelledError("cancelled while waiting")
+                                                   : absl::DeadlineExceededError("the deadline passed while waiting"));
+    Remove(*job);
+  }
 }
 
 void JobQueue::Cancel(absl::Span<const JobPtr> jobs, const absl::Status& status) {
@@ -78,13 +87,12 @@ void JobQueue::Cancel(absl::Span<const JobPtr> jobs, const absl::Status& status)
   Ended ended;
   {
     const absl::MutexLock lock(&mutex_);
-    const auto wanted = [&](const JobPtr& job) {
-      if (!job->cancelled.load() || std::find(jobs.begin(), jobs.end(), job) == jobs.end()) return false;
-      tokens_ -= job->tokens();
+    for (const JobPtr& job : jobs) {
+      const auto found = jobs_.find(job->place);
+      if (found == jobs_.end() || found->second != job) continue;
       ended.emplace_back(job, status);
-      return true;
-    };
-    jobs_.erase(std::remove_if(jobs_.begin(), jobs_.end(), wanted), jobs_.end());
+      Remove(*job);
+    }
   }
   End(ended);
 }
@@ -101,40 +109,46 @@ std::vector<JobPtr> JobQueue::Take(const Room& room, absl::Span<const model_load
     // An even part of what waits, so that one worker does not take everything while another is idle.
     const size_t part = (jobs_.size() + static_cast<size_t>(room.workers) - 1) / static_cast<size_t>(room.workers);
     Room left = room;
-    std::vector<bool> chosen(jobs_.size(), false);
     const absl::Time now = absl::Now();
+    std::vector<JobPtr> window;
+    for (auto it = jobs_.begin(); it != jobs_.end() && window.size() < kWindow; ++it) window.push_back(it->second);
+    std::vector<bool> chosen(window.size(), false);
+    size_t end = 0;  // after the last one chosen
     bool blocked = false;
+    const auto overdue = [now](const Job& job) { return now - job.passed_over > kAgeCap; };
     const auto consider = [&](size_t i) {
-      const Job& job = *jobs_[i];
+      const Job& job = *window[i];
       const bool alone = left.idle && taken.empty();
       const bool fits = job.rows() <= left.rows && job.tokens() <= left.tokens && KvBlocksFor(job) <= left.blocks;
       if (!fits && !(alone && KvBlocksFor(job) <= left.blocks)) {
-        // Whoever has waited too long keeps later ones from taking the room it needs.
-        if (now - job.enqueued > kAgeCap) blocked = true;
+        // Whoever has been passed over for too long keeps later ones from taking the room it needs.
+        if (overdue(job)) blocked = true;
         return;
       }
       left.rows -= job.rows();
       left.tokens -= job.tokens();
       left.blocks -= KvBlocksFor(job);
       chosen[i] = true;
-      taken.push_back(jobs_[i]);
+      end = std::max(end, i + 1);
+      taken.push_back(window[i]);
     };
-    // Those over the age cap and those whose table is live, then the rest; oldest first in both.
-    for (size_t i = 0; i < jobs_.size() && !blocked && taken.size() < part; ++i) {
-      if (now - jobs_[i]->enqueued > kAgeCap || Contains(live, jobs_[i]->target.get())) consider(i);
+    // Those passed over for too long and those whose table is live, then the rest; in order in both.
+    for (size_t i = 0; i < window.size() && !blocked && taken.size() < part; ++i) {
+      if (overdue(*window[i]) || Contains(live, window[i]->target.get())) consider(i);
     }
-    for (size_t i = 0; i < jobs_.size() && !blocked && taken.size() < part; ++i) {
+    for (size_t i = 0; i < window.size() && !blocked && taken.size() < part; ++i) {
       if (!chosen[i]) consider(i);
     }
-    std::deque<JobPtr> rest;
-    for (size_t i = 0; i < jobs_.size(); ++i) {
-      if (chosen[i]) {
-        tokens_ -= jobs_[i]->tokens();
-      } else {
-        rest.push_back(std::move(jobs_[i]));
-      }
+    for (size_t i = 0; i < end; ++i) {
+      if (!chosen[i]) window[i]->passed_over = std::min(window[i]->passed_over, now);
     }
-    jobs_ = std::move(rest);
+    int64_t last = virtual_time_;
+    for (const JobPtr& job : taken) {
+      last = std::max(last, job->place.first);
+      Remove(*job);
+    }
+    // Never past one that still waits: a new call must not come behind what was passed over.
+    virtual_time_ = std::max(virtual_time_, jobs_.empty() ? last : std::min(last, jobs_.begin()->first.first));
   }
   End(ended);
   return taken;
@@ -154,8 +168,10 @@ void JobQueue::Abort(const absl::Status& status) {
   Ended ended;
   {
     const absl::MutexLock lock(&mutex_);
-    for (JobPtr& job : jobs_) ended.emplace_back(std::move(job), status);
+    for (auto& [place, job] : jobs_) ended.emplace_back(std::move(job), status);
     jobs_.clear();
+    deadlines_.clear();
+    enqueued_.clear();
     tokens_ = 0;
   }
   End(ended);
@@ -166,7 +182,7 @@ QueueGauges JobQueue::gauges() const {
   QueueGauges gauges;
   gauges.items = static_cast<int64_t>(jobs_.size());
   gauges.tokens = tokens_;
-  if (!jobs_.empty()) gauges.oldest = absl::Now() - jobs_.front()->enqueued;
+  if (!enqueued_.empty()) gauges.oldest = absl::Now() - enqueued_.begin()->second;
   return gauges;
 }
 

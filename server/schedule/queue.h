@@ -1,13 +1,22 @@
 // The bounded queue between text workers and engine workers.
 //
-// Admission is one rule for every path: items and tokens. Over a bound the answer is immediate. Order is oldest first;
-// within the window that fits, jobs whose target table is already live are preferred until somebody has waited longer
-// than the age cap (the cost of mixing, DESIGN section 5).
+// Admission is one rule for every path: items and tokens. Over a bound the answer is immediate.
+//
+// Order is fair between calls (start-time fair queueing): the items of one call (one Submit) stay in order, and each
+// gets the tag of the one before it plus its own cost in tokens; the first starts from the queue's virtual time, which
+// follows what has been taken. The lowest tag goes first, the earlier arrival among equals. So a call of one sentence
+// overtakes a call of thousands, calls of the same size share evenly, and nobody starves, since every job taken moves
+// later calls' tags on. The order is a function of the calls and never of time; it decides when, not what.
+//
+// Within the window that fits, jobs whose target table is already live are preferred until somebody has been passed
+// over for longer than the age cap (the cost of mixing, DESIGN section 5). Submit and Cancel take O(log n) a job, Take
+// O(log n) a job and a window of bounded length.
 #ifndef KOINE_SERVER_SCHEDULE_QUEUE_H_
 #define KOINE_SERVER_SCHEDULE_QUEUE_H_
 
 #include <cstdint>
-#include <deque>
+#include <map>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -56,7 +65,7 @@ class JobQueue {
   // their engine drops between steps.
   void Cancel(absl::Span<const JobPtr> jobs, const absl::Status& status) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Jobs that fit into `room`, oldest first; ends expired and cancelled ones on the way. Blocks up to `wait` while the
+  // Jobs that fit into `room`, in order; ends expired and cancelled ones on the way. Blocks up to `wait` while the
   // queue is empty. `live` are the target languages that the engine already runs. An empty answer may also mean that
   // the queue drained: see finished().
   std::vector<JobPtr> Take(const Room& room, absl::Span<const model_loader::Language* const> live, absl::Duration wait)
@@ -75,12 +84,20 @@ class JobQueue {
  private:
   // Jobs to end once the lock is gone, each with its status.
   using Ended = std::vector<std::pair<JobPtr, absl::Status>>;
+  using Place = std::pair<int64_t, uint64_t>;  // tag, arrival
   void Purge(Ended* ended) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes a job that waits out of every index.
+  void Remove(const Job& job) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static void End(const Ended& ended);
 
   const QueueLimits limits_;
   mutable absl::Mutex mutex_;
-  std::deque<JobPtr> jobs_ ABSL_GUARDED_BY(mutex_);
+  std::map<Place, JobPtr> jobs_ ABSL_GUARDED_BY(mutex_);
+  std::set<std::pair<absl::Time, Place>> deadlines_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint64_t, absl::Time> enqueued_ ABSL_GUARDED_BY(mutex_);  // by arrival: the first is the oldest
+  uint64_t arrivals_ ABSL_GUARDED_BY(mutex_) = 0;
+  // The tag up to which everything has been taken. Rises by what is taken: 2^63 tokens are never reached.
+  int64_t virtual_time_ ABSL_GUARDED_BY(mutex_) = 0;
   int64_t tokens_ ABSL_GUARDED_BY(mutex_) = 0;
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
 };
