@@ -65,8 +65,8 @@ class Engine::Worker {
   void Run() {
     while (true) {
       if (engine_.abort_.load()) {
-        EndAll(absl::CancelledError("the server is shutting down"));
-        engine_.queue_->Abort(absl::CancelledError("the server is shutting down"));
+        EndAll(absl::UnavailableError("the server is shutting down"));
+        engine_.queue_->Abort(absl::UnavailableError("the server is shutting down"));
         return;
       }
       DropGone();

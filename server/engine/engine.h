@@ -68,7 +68,7 @@ class Engine {
 
   void Start();
   // After JobQueue::Drain: waits until the workers have finished everything they have, at most until `deadline`; then
-  // ends what is left with CANCELLED. Joins the threads.
+  // ends what is left with UNAVAILABLE. Joins the threads.
   void Stop(absl::Time deadline = absl::InfiniteFuture());
 
   const EngineCounters& counters() const { return counters_; }

@@ -57,12 +57,31 @@ void CallSlot::Cancel(const absl::Status& status) {
   if (call != nullptr) call->Cancel(status);
 }
 
+namespace {
+
+// A call whose time is up this soon after it came has been ended by its deadline: gRPC carries timeouts, not instants,
+// so ours is later than the caller's by what the request travelled.
+constexpr absl::Duration kTravel = absl::Milliseconds(50);
+
+absl::Status Departure(bool late) {
+  return late ? absl::DeadlineExceededError("the deadline passed") : absl::CancelledError("the caller went away");
+}
+
+}  // namespace
+
 UnaryReactor* UnaryReactor::Begin(RpcContext* shared, const char* op, grpc::CallbackServerContext* context,
                                   const grpc::ByteBuffer& bytes, grpc::ByteBuffer* reply,
                                   google::protobuf::Message* request, bool* go_on) {
   auto* reactor = new UnaryReactor(shared, op, context, reply);
-  absl::Status status = shared->inflight.Begin() ? ParseRequest(bytes, shared->max_items, request)
-                                                 : absl::UnavailableError("the server is shutting down");
+  absl::Status status;
+  if (!shared->inflight.Begin()) {
+    status = absl::UnavailableError("the server is shutting down");
+  } else if (!bytes.Valid()) {
+    // The call ended before its message came.
+    status = Departure(DeadlineOf(*context) - reactor->arrival_ <= kTravel);
+  } else {
+    status = ParseRequest(bytes, shared->max_items, request);
+  }
   *go_on = status.ok();
   if (!status.ok()) reactor->End(std::move(status));
   return reactor;
@@ -95,8 +114,7 @@ void UnaryReactor::OnCancel() {
   // deadline is later than the caller's by what the request travelled: who leaves in the last quarter ran out of time.
   const absl::Time deadline = DeadlineOf(context_);
   const bool late = deadline != absl::InfiniteFuture() && absl::Now() >= deadline - (deadline - arrival_) / 4;
-  slot_->Cancel(late ? absl::DeadlineExceededError("the deadline passed")
-                     : absl::CancelledError("the caller went away"));
+  slot_->Cancel(Departure(late));
 }
 
 void UnaryReactor::OnDone() {

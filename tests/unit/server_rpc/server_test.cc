@@ -350,12 +350,40 @@ TEST_F(ServerTest, ManyImpatientCallersLeaveNothingBehind) {
     });
   }
   for (std::thread& caller : callers) caller.join();
+  EXPECT_EQ(rejections_.count(Reason::kInternal), 0) << "whoever left before the message came is no fault of ours";
   EXPECT_TRUE(Translate(Request()).ok());
   const v1::GetServerStatsResponse stats = StatsOfAQuietServer();
   EXPECT_EQ(stats.inflight_requests(), 1);
   EXPECT_EQ(stats.models(0).permits_in_use(), 0);
   EXPECT_EQ(stats.models(0).queue_items(), 0);
   EXPECT_EQ(stats.models(0).live_jobs(), 0);
+}
+
+TEST_F(ServerTest, ACallThatEndsBeforeItsMessageCameIsTheCallersOwn) {
+  Start();
+  grpc::GenericStub stub(channel_);
+  for (const bool deadline : {false, true}) {
+    grpc::ClientContext context;
+    if (deadline) context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(20));
+    grpc::CompletionQueue queue;
+    const auto call = stub.PrepareCall(&context, "/koine.v1.Koine/Translate", &queue);
+    void* tag = nullptr;
+    bool ok = false;
+    call->StartCall(nullptr);
+    ASSERT_TRUE(queue.Next(&tag, &ok));
+    if (!deadline) {
+      absl::SleepFor(absl::Milliseconds(50));  // the header travels
+      context.TryCancel();
+    }
+    grpc::Status status;
+    call->Finish(&status, nullptr);
+    ASSERT_TRUE(queue.Next(&tag, &ok));
+    EXPECT_EQ(status.error_code(), deadline ? grpc::StatusCode::DEADLINE_EXCEEDED : grpc::StatusCode::CANCELLED);
+    const Reason reason = deadline ? Reason::kDeadline : Reason::kCancelled;
+    for (int i = 0; i < 5000 && rejections_.count(reason) == 0; ++i) absl::SleepFor(absl::Milliseconds(1));
+    EXPECT_EQ(rejections_.count(reason), 1);
+  }
+  EXPECT_EQ(rejections_.count(Reason::kInternal), 0);
 }
 
 TEST_F(ServerTest, HealthFollowsTheServersLife) {
@@ -442,9 +470,8 @@ TEST_F(ServerTest, DrainEndsWhatDoesNotFinishInTime) {
   EXPECT_FALSE(server_->Drain(absl::ZeroDuration(), absl::Milliseconds(100)));
   EXPECT_LT(absl::Now() - begin, absl::Seconds(20));
   caller.join();
-  EXPECT_TRUE(status.error_code() == grpc::StatusCode::CANCELLED ||
-              status.error_code() == grpc::StatusCode::UNAVAILABLE)
-      << status.error_code() << " " << status.error_message();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::UNAVAILABLE) << status.error_message();
+  EXPECT_EQ(status.error_message(), "the server is shutting down");
 }
 
 TEST_F(ServerTest, AnOpenHealthWatchDoesNotHoldUpTheEnd) {
