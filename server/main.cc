@@ -19,10 +19,13 @@
 #include "server/http/http_server.h"
 #include "server/languages/language_store.h"
 #include "server/metrics/metrics.h"
+#include "server/net/listener.h"
 #include "server/rpc/server.h"
 #include "server/rpc/signals.h"
+#include "server/schedule/queue.h"
 #include "server/text/introspection.h"
 #include "server/text/model_host.h"
+#include "server/text/prompts.h"
 #include "server/text/worker_pool.h"
 
 namespace koine::server {
@@ -93,6 +96,44 @@ std::string WithPort(const std::string& address, int port) {
   return absl::StrCat(address.substr(0, address.rfind(':')), ":", port);
 }
 
+// Requests would be refused one by one; the operator is told once.
+void WarnOfSmallMemory(const ModelHost& host, int64_t budget) {
+  if (budget == 0) return;
+  std::vector<std::pair<int64_t, std::string>> sizes;
+  for (const LanguageInfo& info : host.languages->List()) {
+    if (info.state != LanguageState::kFailed) sizes.emplace_back(info.plan.memory_bytes(), info.code);
+  }
+  std::sort(sizes.begin(), sizes.end());
+  // A translation needs two languages at once.
+  const size_t together = host.model->config().translates && sizes.size() > 1 ? 2 : 1;
+  int64_t least = 0;
+  std::string codes;
+  for (size_t i = 0; i < std::min(together, sizes.size()); ++i) {
+    least += sizes[i].first;
+    absl::StrAppend(&codes, i == 0 ? "" : " and ", sizes[i].second);
+  }
+  if (least > budget) {
+    spdlog::warn("{}: --language-memory {} holds {}: the smallest, {}, need {} bytes", host.name, budget,
+                 sizes.front().first > budget ? "no language" : "no pair of languages", codes, least);
+  }
+}
+
+// OK if one sentence of the greatest length, searched greedily, fits into an engine's cache.
+absl::Status CheckCacheHoldsLongest(const ModelHost& host, const Config& config) {
+  const model_loader::ModelConfig& model = host.model->config();
+  const kernels::KvShape shape = host.model->transformer().kv_shape();
+  if (shape.layers == 0) return absl::OkStatus();  // it does not decode
+  Job longest;
+  longest.source_ids.resize(static_cast<size_t>(model.longest_source()));
+  longest.search.beam_size = 1;
+  longest.search.max_tokens = static_cast<int>(std::min<int64_t>(config.max_tokens, model.architecture.max_positions));
+  if (host.engine->CheckFits(longest).ok()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("--kv-cache-bytes ", config.kv_cache_bytes, " does not hold one sentence of ", longest.tokens(),
+                   " tokens and its translation of ", longest.search.max_tokens, "; the least is ",
+                   KvBlocksFor(longest) * shape.block_floats() * static_cast<int64_t>(sizeof(float))));
+}
+
 absl::StatusOr<std::unique_ptr<ModelHost>> LoadModel(const ModelSource& source, const Config& config,
                                                      kernels::Precision precision, WorkerPool* pool,
                                                      Rejections* rejections, Metrics* metrics, TraceFile* trace) {
@@ -107,10 +148,14 @@ absl::StatusOr<std::unique_ptr<ModelHost>> LoadModel(const ModelSource& source, 
   LanguageStoreOptions languages;
   languages.memory_budget = config.language_memory;
   languages.pinned = PinnedOf(config, host->name);
+  languages.check = [model = host->model.get()](const model_loader::Language& language) {
+    return CheckPrompt(model->config(), language);
+  };
   host->languages = std::make_unique<LanguageStore>(host->model, std::move(languages));
   absl::Status started = host->languages->Start();
   if (!started.ok()) return started;
   host->load_seconds = absl::ToDoubleSeconds(absl::Now() - begin);
+  WarnOfSmallMemory(*host, config.language_memory);
 
   QueueLimits queue;
   queue.max_items = config.queue_items;
@@ -126,6 +171,7 @@ absl::StatusOr<std::unique_ptr<ModelHost>> LoadModel(const ModelSource& source, 
   std::function<void(const StepTrace&)> on_step;
   if (trace != nullptr) on_step = [trace, name = host->name](const StepTrace& step) { trace->Write(name, step); };
   host->engine = std::make_unique<Engine>(host->model, host->queue.get(), engine, std::move(on_step));
+  if (absl::Status holds = CheckCacheHoldsLongest(*host, config); !holds.ok()) return holds;
 
   TextServiceOptions text;
   text.limits.max_items = config.max_items;
@@ -158,6 +204,8 @@ absl::Status Serve(const Config& config, StopSignals* signals) {
     if (!trace->ok())
       return absl::NotFoundError(absl::StrCat("--trace-file ", config.trace_file, ": cannot be written"));
   }
+
+  spdlog::info("up to {} open files", RaiseFileLimit());
 
   // First of all: probes are answered while models load.
   std::unique_ptr<HttpServer> http;

@@ -10,12 +10,14 @@
 #include <limits>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_replace.h"
+#include "server/net/address.h"
 
 namespace koine::server {
 namespace {
@@ -123,7 +125,7 @@ class Table {
     Bytes("inflight-bytes", config_.inflight_bytes, "Bytes of requests in flight, for each model")->group(limits);
 
     const std::string serving = "Serving";
-    Add("listen", config_.listen, "Address of the gRPC port; port 0 takes a free one")->group(serving);
+    Add("listen", config_.listen, "Address of the gRPC port, HOST:PORT; port 0 takes a free one")->group(serving);
     Flag("reflection", config_.reflection, "Server reflection; --no-reflection switches it off")->group(serving);
     Seconds("max-connection-age", max_connection_age_,
             "Age at which connections are renewed, so that new servers get traffic; 0: never")
@@ -164,7 +166,13 @@ class Table {
     if (config_.threads == 0) config_.threads = 1;
     if (config_.workers == 0) config_.workers = std::max(1, AvailableProcessors() / config_.threads);
     absl::Status status = ParseModels(models_, &config_.models);
-    if (!status.ok() || config_.healthcheck) return status;
+    if (!status.ok()) return status;
+    for (const auto& [flag, address] : {std::pair("--listen", &config_.listen), std::pair("--http", &config_.http)}) {
+      if (address == &config_.http && address->empty()) continue;  // off
+      status = ParseAddress(*address).status();
+      if (!status.ok()) return absl::Status(status.code(), absl::StrCat(flag, ": ", std::string(status.message())));
+    }
+    if (config_.healthcheck) return status;
     if (config_.models.empty()) return absl::InvalidArgumentError("--model is missing: name the folder of a model");
     return CheckConfig(config_);
   }
@@ -177,12 +185,23 @@ class Table {
 
   template <typename T>
   CLI::Option* Number(const std::string& name, T& value, int64_t low, int64_t high, const std::string& description) {
-    return Add(name, value, description)
-        ->check(CLI::Range(low, high).description(absl::StrCat("[", low, "..", high, "]")));
+    // CLI11's own check calls what is no whole number out of range.
+    const auto check = [low, high](const std::string& text) {
+      int64_t number = 0;
+      if (absl::SimpleAtoi(text, &number) && number >= low && number <= high) return std::string();
+      return absl::StrCat("must be a whole number from ", low, " to ", high, ", not ", text);
+    };
+    return Add(name, value, description)->check(CLI::Validator(check, absl::StrCat("[", low, "..", high, "]")));
   }
 
   CLI::Option* Seconds(const std::string& name, double& value, const std::string& description) {
-    return Add(name, value, description)->check(CLI::Range(0.0, 86'400.0).description(""))->type_name("SECONDS");
+    // CLI11's own check lets NaN pass.
+    const auto check = [](const std::string& text) {
+      double seconds = 0;
+      if (absl::SimpleAtod(text, &seconds) && seconds >= 0 && seconds <= 86'400) return std::string();
+      return absl::StrCat("must be a number of seconds from 0 to 86400, not ", text);
+    };
+    return Add(name, value, description)->check(CLI::Validator(check, ""))->type_name("SECONDS");
   }
 
   // Accepts 4194304, 4MiB, 4MB (10^6).

@@ -2,25 +2,28 @@
 
 #include <google/protobuf/util/json_util.h>
 #include <httplib.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <condition_variable>
-#include <deque>
-#include <mutex>
+#include <cerrno>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <system_error>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include <spdlog/spdlog.h>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "absl/synchronization/mutex.h"
+#include "absl/time/clock.h"
 #include "server/metrics/metrics.h"
+#include "server/net/listener.h"
 #include "server/text/fault.h"
 #include "server/text/introspection.h"
 #include "server/text/model_host.h"
@@ -29,58 +32,86 @@ namespace koine::server {
 namespace {
 
 constexpr char kJson[] = "application/json";
-// Connections that wait for a thread. Beyond it the listener stops accepting, and the kernel's backlog takes over.
-constexpr size_t kWaitingConnections = 128;
+// Connections at once, each with a thread of its own that mostly sleeps. Beyond it new ones are closed.
+constexpr size_t kMaxConnections = 256;
+// Descriptors left to others, fewer than the gRPC port leaves: probes are answered when callers have taken the rest.
+constexpr int kReservedFiles = 16;
 // No route takes a body.
 constexpr size_t kMaxBodyBytes = 4096;
 constexpr std::array<const char*, 5> kRoutes = {"/livez", "/readyz", "/metrics", "/v1/parameters", "/v1/languages"};
 
-// A bounded pool: httplib's own queues without end.
-class BoundedQueue final : public httplib::TaskQueue {
+// A connection whose caller has until one instant to send its request, and from the first byte of the answer on so long
+// to take it: however the bytes drip, a connection ends.
+class TimedStream final : public httplib::Stream {
  public:
-  explicit BoundedQueue(int threads) {
-    for (int i = 0; i < threads; ++i) threads_.emplace_back([this] { Run(); });
-  }
+  TimedStream(int fd, absl::Duration request, absl::Duration answer)
+      : fd_(fd), request_end_(absl::Now() + request), answer_(answer) {}
 
-  // Blocks the listener, which is the only caller, while the queue is full.
-  void enqueue(std::function<void()> task) override {
-    std::unique_lock<std::mutex> lock(mutex_);
-    changed_.wait(lock, [this] { return tasks_.size() < kWaitingConnections; });
-    tasks_.push_back(std::move(task));
-    changed_.notify_all();
-  }
+  bool is_readable() const override { return read_ < filled_ || Wait(POLLIN, request_end_); }
+  bool is_writable() const override { return Wait(POLLOUT, std::min(answer_end_, absl::Now() + answer_)); }
 
-  // Runs what was accepted, so that its sockets are closed.
-  void shutdown() override {
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      stopped_ = true;
-      changed_.notify_all();
+  // httplib asks for single bytes.
+  ssize_t read(char* to, size_t size) override {
+    if (read_ == filled_) {
+      if (!Wait(POLLIN, request_end_)) return -1;
+      const ssize_t n = recv(fd_, buffer_.data(), buffer_.size(), 0);
+      if (n <= 0) return n;
+      read_ = 0;
+      filled_ = static_cast<size_t>(n);
     }
-    for (std::thread& thread : threads_) thread.join();
-    threads_.clear();
+    size = std::min(size, filled_ - read_);
+    std::copy_n(buffer_.begin() + static_cast<std::ptrdiff_t>(read_), size, to);
+    read_ += size;
+    return static_cast<ssize_t>(size);
   }
+
+  // All or nothing.
+  ssize_t write(const char* from, size_t size) override {
+    answer_end_ = std::min(answer_end_, absl::Now() + answer_);
+    for (size_t sent = 0; sent < size;) {
+      if (!Wait(POLLOUT, answer_end_)) return -1;
+      const ssize_t n = send(fd_, from + sent, size - sent, MSG_NOSIGNAL);
+      if (n < 0 && errno != EAGAIN && errno != EINTR) return -1;
+      if (n > 0) sent += static_cast<size_t>(n);
+    }
+    return static_cast<ssize_t>(size);
+  }
+
+  void get_remote_ip_and_port(std::string& ip, int& port) const override {
+    ip.clear();
+    port = 0;
+  }
+  void get_local_ip_and_port(std::string& ip, int& port) const override { get_remote_ip_and_port(ip, port); }
+  socket_t socket() const override { return fd_; }
 
  private:
-  void Run() {
-    std::unique_lock<std::mutex> lock(mutex_);
+  bool Wait(short events, absl::Time end) const {  // NOLINT(google-runtime-int): poll's type
     while (true) {
-      changed_.wait(lock, [this] { return stopped_ || !tasks_.empty(); });
-      if (tasks_.empty()) return;
-      const std::function<void()> task = std::move(tasks_.front());
-      tasks_.pop_front();
-      changed_.notify_all();
-      lock.unlock();
-      task();
-      lock.lock();
+      const int64_t left = absl::ToInt64Milliseconds(end - absl::Now());
+      if (left <= 0) return false;
+      pollfd waiting = {fd_, events, 0};
+      const int n = poll(&waiting, 1, static_cast<int>(std::min<int64_t>(left, 1 << 20)));
+      if (n > 0) return true;
+      if (n < 0 && errno != EINTR) return false;
     }
   }
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> tasks_;
-  bool stopped_ = false;
-  std::vector<std::thread> threads_;
+  const int fd_;
+  const absl::Time request_end_;
+  const absl::Duration answer_;
+  absl::Time answer_end_ = absl::InfiniteFuture();
+  std::array<char, 4096> buffer_ = {};
+  size_t read_ = 0, filled_ = 0;
+};
+
+// httplib as parser and router; it neither listens nor has threads.
+class Router final : public httplib::Server {
+ public:
+  void Answer(httplib::Stream* stream) {
+    bool closed = false;
+    // No answer of ours has parts worth asking for.
+    process_request(*stream, true, closed, [](httplib::Request& request) { request.ranges.clear(); });
+  }
 };
 
 int HttpCode(const absl::Status& status) {
@@ -118,27 +149,60 @@ void SetMessage(const absl::StatusOr<std::unique_ptr<google::protobuf::Message>>
   response->set_content(json, kJson);
 }
 
-// "HOST:PORT"; an IPv6 host stands in brackets.
-absl::Status SplitAddress(const std::string& listen, std::string* host, int* port) {
-  const size_t colon = listen.rfind(':');
-  if (colon == std::string::npos || !absl::SimpleAtoi(listen.substr(colon + 1), port) || *port < 0 || *port > 65535) {
-    return absl::InvalidArgumentError(absl::StrCat("HTTP address ", listen, ": must be HOST:PORT"));
-  }
-  *host = std::string(absl::StripSuffix(absl::StripPrefix(listen.substr(0, colon), "["), "]"));
-  if (host->empty()) *host = "0.0.0.0";
-  return absl::OkStatus();
+// A body is never read, but its length must make sense: a proxy in front may see another end of the request.
+bool LengthMakesSense(const httplib::Request& request) {
+  const size_t lengths = request.get_header_value_count("Content-Length");
+  if (lengths == 0) return true;
+  uint64_t length = 0;
+  const std::string text = request.get_header_value("Content-Length");
+  return lengths == 1 && text.find_first_not_of("0123456789") == std::string::npos && absl::SimpleAtoi(text, &length);
 }
 
 }  // namespace
 
 struct HttpServer::State {
-  httplib::Server server;
-  int port = 0;
-  std::thread listener;
+  Router server;
+  HttpOptions options;
+  std::unique_ptr<Listener> listener;
   std::atomic<bool> account_running{false};  // one at a time: it may read every parameter byte
 
   absl::Mutex mutex;
   std::shared_ptr<const HttpSources> sources ABSL_GUARDED_BY(mutex);
+  std::set<int> connections ABSL_GUARDED_BY(mutex);
+
+  // Answers one request and closes the connection, on a thread of its own, which holds the state.
+  static void Connection(const std::shared_ptr<State>& state, int fd) ABSL_LOCKS_EXCLUDED(state->mutex) {
+    TimedStream stream(fd, state->options.request_timeout, state->options.answer_timeout);
+    state->server.Answer(&stream);
+    const absl::MutexLock lock(&state->mutex);
+    // Under the lock: until it is gone the number stays this connection's.
+    shutdown(fd, SHUT_RDWR);
+    close(fd);
+    state->connections.erase(fd);
+  }
+
+  static void Begin(const std::shared_ptr<State>& state, int fd) ABSL_LOCKS_EXCLUDED(state->mutex) {
+    {
+      const absl::MutexLock lock(&state->mutex);
+      if (state->connections.size() < kMaxConnections) {
+        try {
+          std::thread([state, fd] { Connection(state, fd); }).detach();
+          state->connections.insert(fd);
+          return;
+        } catch (const std::system_error&) {  // no more threads
+        }
+      }
+    }
+    close(fd);
+  }
+
+  // Whoever still sends its request gets no answer; answers under way end.
+  void EndConnections() ABSL_LOCKS_EXCLUDED(mutex) {
+    const absl::MutexLock lock(&mutex);
+    for (const int fd : connections) shutdown(fd, SHUT_RD);
+    const auto none = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) { return connections.empty(); };
+    mutex.Await(absl::Condition(&none));
+  }
 
   std::shared_ptr<const HttpSources> Sources() ABSL_LOCKS_EXCLUDED(mutex) {
     const absl::MutexLock lock(&mutex);
@@ -154,6 +218,7 @@ struct HttpServer::State {
   }
 
   void AddRoutes() {
+    server.set_payload_max_length(kMaxBodyBytes);
     server.Get("/livez", [](const httplib::Request&, httplib::Response& response) {
       response.set_content("{\"status\":\"ok\"}", kJson);
     });
@@ -194,6 +259,10 @@ struct HttpServer::State {
       });
     });
     server.set_pre_routing_handler([](const httplib::Request& request, httplib::Response& response) {
+      if (!LengthMakesSense(request)) {
+        SetError(400, "Content-Length is no length", &response);
+        return httplib::Server::HandlerResponse::Handled;
+      }
       const bool known = std::find(kRoutes.begin(), kRoutes.end(), request.path) != kRoutes.end();
       if (!known || request.method == "GET" || request.method == "HEAD") {
         return httplib::Server::HandlerResponse::Unhandled;
@@ -229,46 +298,27 @@ struct HttpServer::State {
   }
 };
 
-HttpServer::HttpServer(std::unique_ptr<State> state) : state_(std::move(state)) {}
+HttpServer::HttpServer(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
 HttpServer::~HttpServer() { Stop(); }
 
 absl::StatusOr<std::unique_ptr<HttpServer>> HttpServer::Start(const HttpOptions& options) {
-  std::string host;
-  auto state = std::make_unique<State>();
-  if (absl::Status status = SplitAddress(options.listen, &host, &state->port); !status.ok()) return status;
-  httplib::Server& server = state->server;
-  server.new_task_queue = [threads = options.threads] { return new BoundedQueue(threads); };
-  // One request a connection: an idle connection would hold a thread.
-  server.set_keep_alive_max_count(1);
-  server.set_keep_alive_timeout(std::max<time_t>(1, absl::ToInt64Seconds(options.timeout)));
-  server.set_read_timeout(absl::ToChronoMicroseconds(options.timeout));
-  server.set_write_timeout(absl::ToChronoMicroseconds(options.timeout));
-  server.set_payload_max_length(kMaxBodyBytes);
-  // Without the library's SO_REUSEPORT: a second server on the same port is a mistake to report.
-  server.set_socket_options([](socket_t socket) {
-    const int yes = 1;
-    setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
-  });
+  const absl::StatusOr<Address> address = ParseAddress(options.listen);
+  if (!address.ok()) return address.status();
+  absl::StatusOr<std::unique_ptr<Listener>> listener = Listener::Bind(*address, kReservedFiles);
+  if (!listener.ok()) {
+    return absl::Status(listener.status().code(), absl::StrCat("HTTP: ", std::string(listener.status().message())));
+  }
+  auto state = std::make_shared<State>();
+  state->options = options;
   state->AddRoutes();
-  bool bound = false;
-  if (state->port == 0) {
-    state->port = server.bind_to_any_port(host);
-    bound = state->port > 0;
-  } else {
-    bound = server.bind_to_port(host, state->port);
-  }
-  if (!bound) {
-    return absl::UnavailableError(absl::StrCat("cannot listen for HTTP on ", options.listen,
-                                               ": the address is in use, not of this machine, or not allowed"));
-  }
-  state->listener = std::thread([&server] { server.listen_after_bind(); });
-  // httplib stops only what runs.
-  while (!server.is_running()) std::this_thread::yield();
+  state->listener = *std::move(listener);
+  // The listener is the state's own and stops before it.
+  state->listener->Accept([weak = std::weak_ptr<State>(state)](int fd) { State::Begin(weak.lock(), fd); });
   return std::unique_ptr<HttpServer>(new HttpServer(std::move(state)));
 }
 
-int HttpServer::port() const { return state_->port; }
+int HttpServer::port() const { return state_->listener->port(); }
 
 void HttpServer::Attach(HttpSources sources) {
   auto shared = std::make_shared<const HttpSources>(std::move(sources));
@@ -277,9 +327,8 @@ void HttpServer::Attach(HttpSources sources) {
 }
 
 void HttpServer::Stop() {
-  if (!state_->listener.joinable()) return;
-  state_->server.stop();
-  state_->listener.join();
+  state_->listener->Stop();
+  state_->EndConnections();
 }
 
 }  // namespace koine::server

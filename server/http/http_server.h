@@ -7,7 +7,8 @@
 //   GET /v1/languages               ListLanguagesResponse as proto3 JSON; ?model=NAME
 //
 // HEAD works wherever GET does; other methods are 405, other paths 404. Errors are {"error": "text"}. One request a
-// connection; threads of its own, so that probes are answered whatever the engines do.
+// connection, each with a thread of its own, so that probes are answered whatever the engines and slow callers do; no
+// more than 256 connections at once, and what comes beyond is closed. Ranges are not looked at.
 #ifndef KOINE_SERVER_HTTP_HTTP_SERVER_H_
 #define KOINE_SERVER_HTTP_HTTP_SERVER_H_
 
@@ -25,10 +26,9 @@ class ModelHosts;
 
 struct HttpOptions {
   std::string listen = "0.0.0.0:8080";  // port 0: a free one
-  int threads = 4;
-  // Of one request, from the connection to the end of its header, and of writing the answer. A caller that is slower
-  // holds one of the threads that long.
-  absl::Duration timeout = absl::Seconds(5);
+  // From the connection to the end of the request's header, however its bytes come; and of taking the answer.
+  absl::Duration request_timeout = absl::Seconds(2);
+  absl::Duration answer_timeout = absl::Seconds(5);
 };
 
 // What the routes read; all of it outlives the server, or is detached first.
@@ -48,13 +48,13 @@ class HttpServer {
 
   int port() const;
   void Attach(HttpSources sources);
-  // Stops listening and joins its threads.
+  // Stops listening; answers that are under way end first.
   void Stop();
 
  private:
   struct State;
-  explicit HttpServer(std::unique_ptr<State> state);
-  std::unique_ptr<State> state_;
+  explicit HttpServer(std::shared_ptr<State> state);
+  std::shared_ptr<State> state_;
 };
 
 }  // namespace koine::server

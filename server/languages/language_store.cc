@@ -87,10 +87,6 @@ LanguageStore::~LanguageStore() { Stop(); }
 
 absl::Status LanguageStore::Start() {
   const RescanResult found = Rescan();
-  const auto& listed = model_->config().languages;
-  for (const auto& [code, status] : found.broken) {
-    if (std::find(listed.begin(), listed.end(), code) != listed.end()) return status;
-  }
   {
     const absl::MutexLock lock(&mutex_);
     if (entries_.empty()) {
@@ -100,7 +96,6 @@ absl::Status LanguageStore::Start() {
       const auto code = names_.Find(name);
       if (!code.ok()) return absl::Status(code.status().code(), absl::StrCat("pinned: ", code.status().message()));
       const EntryPtr entry = FindEntry(*code);
-      if (entry->state == LanguageState::kFailed) return FailureOf(*entry);
       entry->pinned = entry->wanted = true;
     }
   }
@@ -119,14 +114,25 @@ absl::Status LanguageStore::Start() {
       first.push_back(entry);
     }
   }
-  for (const EntryPtr& entry : first) {
-    LoadEntry(entry);
-    const absl::MutexLock lock(&mutex_);
-    const bool promised = entry->pinned || std::find(listed.begin(), listed.end(), entry->code) != listed.end();
-    if (entry->state == LanguageState::kFailed && promised) return FailureOf(*entry);
-  }
+  for (const EntryPtr& entry : first) LoadEntry(entry);
+  if (absl::Status usable = CheckAnyUsable(found); !usable.ok()) return usable;
   thread_ = std::thread([this] { LoadingThread(); });
   return absl::OkStatus();
+}
+
+// What is left must be worth a start: a language that was promised, or any where none was.
+absl::Status LanguageStore::CheckAnyUsable(const RescanResult& found) const {
+  const absl::MutexLock lock(&mutex_);
+  const auto& listed = model_->config().languages;
+  for (const auto& [code, entry] : entries_) {
+    if (entry->state == LanguageState::kFailed) continue;
+    if (listed.empty() || std::find(listed.begin(), listed.end(), code) != listed.end()) return absl::OkStatus();
+  }
+  if (!found.broken.empty()) return found.broken.front().second;
+  for (const auto& [code, entry] : entries_) {
+    if (entry->state == LanguageState::kFailed) return FailureOf(*entry);
+  }
+  return absl::NotFoundError(absl::StrCat(model_->directory(), "/languages: no language that model.json lists"));
 }
 
 void LanguageStore::Stop() {
@@ -332,6 +338,8 @@ void LanguageStore::LoadEntry(const EntryPtr& entry) {
   absl::StatusOr<std::shared_ptr<const Language>> language = absl::InternalError("not loaded");
   try {
     language = model_->LoadLanguage(entry->code);
+    const absl::Status fits = language.ok() && options_.check ? options_.check(**language) : absl::OkStatus();
+    if (!fits.ok()) language = fits;
   } catch (const std::exception& error) {
     language = absl::InternalError(absl::StrCat("loading failed: ", error.what()));
   }
@@ -448,8 +456,11 @@ RescanResult LanguageStore::RescanFolders() {
       }
       present.insert(code);
       if (known != nullptr && known->state != LanguageState::kFailed) continue;
-      if (known != nullptr) retire(known);
       auto entry = std::make_shared<Entry>();
+      if (known != nullptr) {
+        entry->pinned = known->pinned;
+        retire(known);
+      }
       entry->code = code;
       entry->state = LanguageState::kFailed;
       entry->failure = plan.status();
@@ -573,14 +584,21 @@ LanguageStoreCounters LanguageStore::counters() const {
   return counters;
 }
 
-bool LanguageStore::ready() const {
+std::vector<std::string> LanguageStore::missing() const {
   const absl::MutexLock lock(&mutex_);
+  std::vector<std::string> missing;
   const auto& listed = model_->config().languages;
-  return std::all_of(listed.begin(), listed.end(), [&](const std::string& code) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+  for (const std::string& code : listed) {
     const EntryPtr entry = FindEntry(code);
-    if (entry == nullptr || entry->state == LanguageState::kFailed) return false;
-    return options_.memory_budget > 0 || entry->loads > 0;
-  });
+    const bool served =
+        entry != nullptr && entry->state != LanguageState::kFailed && (options_.memory_budget > 0 || entry->loads > 0);
+    if (!served) missing.push_back(code);
+  }
+  for (const auto& [code, entry] : entries_) {
+    const bool promised = entry->pinned && std::find(listed.begin(), listed.end(), code) == listed.end();
+    if (promised && entry->state == LanguageState::kFailed) missing.push_back(code);
+  }
+  return missing;
 }
 
 }  // namespace koine::server

@@ -41,6 +41,8 @@ struct LanguageStoreOptions {
   int64_t memory_budget = 0;
   // Loaded by Start and never evicted.
   std::vector<std::string> pinned = {};
+  // What a loaded language must pass beside what its folder says of itself; may be null. Any thread.
+  std::function<absl::Status(const model_loader::Language&)> check = nullptr;
 };
 
 // Takes from an error of Acquire the code of the language that it is about; empty if it is about none in particular.
@@ -81,9 +83,10 @@ class LanguageStore {
   LanguageStore(std::shared_ptr<const model_loader::Model> model, LanguageStoreOptions options);
   ~LanguageStore();  // Stop
 
-  // Reads the folders, loads what must be loaded before the first request, starts the loading thread. An error names
-  // a language that model.json lists, or that is pinned, and what is wrong with it; other broken folders are left
-  // out (state kFailed).
+  // Reads the folders, loads what must be loaded before the first request, starts the loading thread. A folder that is
+  // broken is left out (state kFailed) and harms nobody else; but an error tells where nothing is left of what
+  // model.json lists (of everything, where it lists nothing), where a pinned language is unknown, and where the pinned
+  // ones do not fit.
   absl::Status Start();
   // Ends waiting requests with UNAVAILABLE and joins the thread.
   void Stop();
@@ -117,9 +120,10 @@ class LanguageStore {
   // All languages, in the order of model.json, then by name. Empty where the model has none.
   std::vector<LanguageInfo> List() const ABSL_LOCKS_EXCLUDED(mutex_);
   LanguageStoreCounters counters() const ABSL_LOCKS_EXCLUDED(mutex_);
-  // Every language that model.json lists can be served: none of them is missing or broken, and without a budget all
-  // have been loaded. One that was replaced or unloaded since is loaded again when a request comes.
-  bool ready() const ABSL_LOCKS_EXCLUDED(mutex_);
+  // Languages that model.json lists, or that are pinned, and that cannot be served: missing, broken, or, without a
+  // budget, never loaded yet. One that was replaced or unloaded since is loaded again when a request comes. Empty:
+  // ready.
+  std::vector<std::string> missing() const ABSL_LOCKS_EXCLUDED(mutex_);
   const model_loader::Model& model() const { return *model_; }
 
  private:
@@ -135,6 +139,7 @@ class LanguageStore {
   // Calls of `ready` that must happen without the lock.
   using Calls = std::vector<std::function<void()>>;
 
+  absl::Status CheckAnyUsable(const RescanResult& found) const ABSL_LOCKS_EXCLUDED(mutex_);
   void LoadingThread() ABSL_LOCKS_EXCLUDED(mutex_);
   bool Grantable(const Waiter& waiter) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::vector<LanguageLease> Grant(absl::Span<const EntryPtr> entries) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

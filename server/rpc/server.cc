@@ -28,6 +28,9 @@ namespace {
 constexpr absl::Duration kShutdown = absl::Milliseconds(500);
 // How long ended calls may take to be answered: a decoding step and the text worker behind it.
 constexpr absl::Duration kEnding = absl::Seconds(5);
+constexpr int kHandshakeMs = 20'000;
+// Descriptors that connections leave to model files, probes and what the libraries open for a moment.
+constexpr int kReservedFiles = 64;
 
 // libprotobuf reports every text that is not UTF-8, and gRPC every connection that breaks: faults of callers, which
 // they are told, and no news for the operator.
@@ -84,35 +87,44 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const RpcOptions& op
   grpc::EnableDefaultHealthCheckService(true);
   if (options.reflection) grpc::reflection::InitProtoReflectionServerBuilderPlugin();
 
+  const absl::StatusOr<Address> address = ParseAddress(options.listen);
+  if (!address.ok()) return address.status();
   std::unique_ptr<RpcServer> server(new RpcServer(options, hosts, pool, rejections, observer));
+  absl::StatusOr<std::unique_ptr<Listener>> listener = Listener::Bind(*address, kReservedFiles);
+  if (!listener.ok()) return listener.status();
+  server->listener_ = *std::move(listener);
   grpc::ServerBuilder builder;
   if (!options.reflection) builder.SetOption(std::make_unique<WithoutReflection>());
-  // A second server on the same port is a mistake to report, not a way to share load.
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  // A connection that says nothing gives its descriptor back (gRPC's default is two minutes).
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeMs);
   if (options.max_connection_age > absl::ZeroDuration()) {
     builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_AGE_MS,
                                static_cast<int>(absl::ToInt64Milliseconds(options.max_connection_age)));
   }
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
   builder.SetMaxSendMessageSize(-1);  // SerializeReply holds the limit, with a text
-  builder.AddListeningPort(options.listen, grpc::InsecureServerCredentials(), &server->port_);
+  server->connections_ = builder.experimental().AddExternalConnectionAcceptor(
+      grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD, grpc::InsecureServerCredentials());
   builder.RegisterService(&server->service_);
   if (server->admin_ != nullptr) builder.RegisterService(server->admin_.get());
   builder.RegisterCallbackGenericService(&server->absent_);
   server->server_ = builder.BuildAndStart();
-  if (server->server_ == nullptr || server->port_ == 0) {
-    return absl::UnavailableError(absl::StrCat("cannot listen on ", options.listen,
-                                               ": the address is in use, not of this machine, or not allowed"));
-  }
+  if (server->server_ == nullptr) return absl::InternalError("gRPC does not start");
   auto* health = server->server_->GetHealthCheckService();
   health->SetServingStatus(v1::Koine::service_full_name(), false);
   health->SetServingStatus("", false);
+  server->listener_->Accept([connections = server->connections_.get()](int fd) {
+    grpc::experimental::ExternalConnectionAcceptor::NewConnectionParameters connection;
+    connection.fd = fd;
+    connections->HandleNewConnection(&connection);
+  });
   return server;
 }
 
 RpcServer::~RpcServer() {
   if (server_ == nullptr) return;
   StopEngines(absl::InfinitePast());
+  listener_->Stop();
   server_->Shutdown(After(kShutdown));
   server_->Wait();
 }
@@ -163,6 +175,7 @@ bool RpcServer::Drain(absl::Duration delay, absl::Duration timeout) {
   const bool clean = context_.inflight.WaitForNone(timeout);
   StopEngines(clean ? absl::InfiniteFuture() : absl::InfinitePast());
   if (!clean) context_.inflight.WaitForNone(kEnding);
+  listener_->Stop();
   server_->Shutdown(After(kShutdown));
   server_->Wait();
   server_.reset();
@@ -170,10 +183,11 @@ bool RpcServer::Drain(absl::Duration delay, absl::Duration timeout) {
 }
 
 absl::Status CheckHealth(const std::string& listen, absl::Duration timeout) {
-  std::string address = listen;
-  for (const auto& [any, local] : {std::pair("0.0.0.0:", "127.0.0.1:"), std::pair("[::]:", "[::1]:")}) {
-    if (absl::StartsWith(address, any)) address = absl::StrCat(local, address.substr(std::string(any).size()));
-  }
+  absl::StatusOr<Address> parsed = ParseAddress(listen);
+  if (!parsed.ok()) return parsed.status();
+  if (parsed->host.empty() || parsed->host == "0.0.0.0") parsed->host = "127.0.0.1";
+  if (parsed->host == "::") parsed->host = "::1";
+  const std::string address = parsed->ToString();
   auto stub = grpc::health::v1::Health::NewStub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
   grpc::ClientContext context;
   context.set_deadline(After(timeout));

@@ -8,10 +8,12 @@
 #include <string>
 
 #include <grpcpp/server.h>
+#include <grpcpp/server_builder.h>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "server/net/listener.h"
 #include "server/rpc/admin_service.h"
 #include "server/rpc/koine_service.h"
 #include "server/text/observer.h"
@@ -30,7 +32,8 @@ struct RpcOptions {
 // Start, SetServing and Drain from one thread.
 class RpcServer {
  public:
-  // Listens and answers at once; health says NOT_SERVING until SetServing. UNAVAILABLE if it cannot listen.
+  // Listens and answers at once; health says NOT_SERVING until SetServing. UNAVAILABLE if it cannot listen,
+  // INVALID_ARGUMENT for an address that is none.
   // The arguments outlive the server; `observer` may be null.
   static absl::StatusOr<std::unique_ptr<RpcServer>> Start(const RpcOptions& options, const ModelHosts* hosts,
                                                           WorkerPool* pool, Rejections* rejections,
@@ -38,7 +41,7 @@ class RpcServer {
   // Ends at once what Drain has not ended.
   ~RpcServer();
 
-  int port() const { return port_; }
+  int port() const { return listener_->port(); }
   // From now on health says SERVING while every model's languages are ready (ModelHosts::Ready). Asks them now; so do
   // admin calls when they have ended, and UpdateHealth.
   void SetServing();
@@ -50,8 +53,7 @@ class RpcServer {
 
   // The orderly end, once:
   //   health NOT_SERVING -> serve on for `delay`, so that balancers notice -> refuse new calls with UNAVAILABLE
-  //   -> wait for calls in flight up to `timeout` -> end the rest (UNAVAILABLE where they wait, CANCELLED where they
-  //   run) and the engines -> stop listening.
+  //   -> wait for calls in flight up to `timeout` -> end the rest with UNAVAILABLE, and the engines -> stop listening.
   // True if no call had to be ended.
   bool Drain(absl::Duration delay, absl::Duration timeout);
 
@@ -68,7 +70,8 @@ class RpcServer {
   std::atomic<bool> serving_{false};
   absl::Mutex health_mutex_;
   bool healthy_ ABSL_GUARDED_BY(health_mutex_) = false;
-  int port_ = 0;
+  std::unique_ptr<grpc::experimental::ExternalConnectionAcceptor> connections_;
+  std::unique_ptr<Listener> listener_;  // after what it hands connections to
   std::unique_ptr<grpc::Server> server_;
 };
 

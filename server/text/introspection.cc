@@ -245,11 +245,12 @@ absl::StatusOr<ModelHost*> ModelHosts::Find(absl::string_view name) const {
 absl::Status ModelHosts::Ready() const {
   std::vector<std::string> waiting;
   for (const auto& host : hosts_) {
-    if (!host->languages->ready()) waiting.push_back(host->name);
+    const std::vector<std::string> missing = host->languages->missing();
+    if (!missing.empty()) waiting.push_back(absl::StrCat(host->name, ": ", absl::StrJoin(missing, ", ")));
   }
   if (waiting.empty()) return absl::OkStatus();
   return absl::UnavailableError(absl::StrCat(
-      "languages that the model lists cannot be served: ", absl::StrJoin(waiting, ", "), "; ListLanguages tells why"));
+      "languages that must be there cannot be served: ", absl::StrJoin(waiting, "; "), "; ListLanguages tells why"));
 }
 
 int64_t ProcessResidentBytes() {
@@ -389,7 +390,7 @@ absl::StatusOr<v1::GetParameterStatsResponse> DescribeParameters(const ModelHost
   for (const LanguageInfo& info : languages) {
     if (info.loaded != nullptr) loaded.push_back(info.loaded);
   }
-  const absl::StatusOr<Account> account = model_loader::AccountOf(model, loaded);
+  absl::StatusOr<Account> account = model_loader::AccountOf(model, loaded);
   if (!account.ok()) return absl::InternalError(absl::StrCat("the account fails: ", account.status().message()));
 
   response.set_model(host.name);
@@ -424,6 +425,12 @@ absl::StatusOr<v1::GetParameterStatsResponse> DescribeParameters(const ModelHost
     response.set_resident_bytes(response.resident_bytes() + owner.resident_bytes());
     response.set_mapped_bytes(response.mapped_bytes() + owner.mapped_bytes());
     response.set_kernel_resident_bytes(response.kernel_resident_bytes() + owner.kernel_resident_bytes());
+  }
+  // What --language-memory counts of a language: its mapping and its tokenizer.
+  if (account->saving.has_value() && !loaded.empty()) {
+    int64_t tokenizers = 0;
+    for (const auto& language : loaded) tokenizers += language->tokenizer_bytes();
+    account->saving->next_language_mapped_bytes += tokenizers / static_cast<int64_t>(loaded.size());
   }
   FillFormulas(model.config(), *account, static_cast<int32_t>(loaded.size()), &response);
 

@@ -211,6 +211,12 @@ TEST_F(ConfigTest, MistakesAreNamed) {
       {{"--model", "n=a", "--model", "n=b"}, "two models are called n"},
       {{"--model", "a", "--precision", "int8"}, "int8"},
       {{"--model", "a", "--language-memory", "-1"}, "--language-memory"},
+      {{"--model", "a", "--listen", "127.0.0.1:99999"}, "--listen: address \"127.0.0.1:99999\": the port must be"},
+      {{"--model", "a", "--listen", "nonsense"}, "--listen: address \"nonsense\": must be HOST:PORT"},
+      {{"--model", "a", "--http", "localhost"}, "--http: address \"localhost\""},
+      {{"--healthcheck", "--listen", "x:y"}, "--listen"},
+      {{"--model", "a", "--workers", "1.5"}, "--workers: must be a whole number from 0 to 1024, not 1.5"},
+      {{"--model", "a", "--max-tokens", "4294967297"}, "--max-tokens: must be a whole number"},
   };
   for (const auto& [arguments, expected] : mistakes) {
     const ParsedConfig parsed = Parse(arguments);
@@ -219,6 +225,19 @@ TEST_F(ConfigTest, MistakesAreNamed) {
     EXPECT_THAT(parsed.text, HasSubstr(expected));
     EXPECT_EQ(std::count(parsed.text.begin(), parsed.text.end(), '\n'), 1) << parsed.text;
   }
+}
+
+TEST_F(ConfigTest, SecondsAreFiniteNumbers) {
+  for (const char* flag : {"--drain-delay", "--drain-timeout", "--max-connection-age"}) {
+    for (const char* value : {"nan", "NaN", "-nan", "inf", "infinity", "-inf", "1e300", "86401", "-0.1", "x", ""}) {
+      const ParsedConfig parsed = Parse({"--model", "a", flag, value});
+      EXPECT_EQ(parsed.exit_code, 2) << flag << " " << value;
+      EXPECT_THAT(parsed.text, HasSubstr(flag));
+    }
+    EXPECT_FALSE(Parse({"--model", "a", flag, "0.25"}).exit);
+  }
+  Set("KOINE_DRAIN_DELAY", "nan");
+  EXPECT_EQ(Parse({"--model", "a"}).exit_code, 2);
 }
 
 TEST_F(ConfigTest, OffSwitchesHttpOffAndZeroTheLanguageBudget) {

@@ -27,7 +27,7 @@ class HttpTest : public ::testing::Test {
   void SetUp() override {
     HttpOptions options;
     options.listen = "127.0.0.1:0";
-    options.timeout = absl::Seconds(1);
+    options.request_timeout = absl::Seconds(1);
     auto http = HttpServer::Start(options);
     ASSERT_TRUE(http.ok()) << http.status();
     http_ = *std::move(http);
@@ -112,7 +112,7 @@ TEST_F(HttpTest, ReadinessFollowsTheServersLife) {
   served_->copy().Remove("ru");
   served_->host().languages->Rescan();
   EXPECT_EQ(Code("/readyz"), 503) << "model.json lists ru";
-  EXPECT_THAT(Error(Get("/readyz")), HasSubstr("languages"));
+  EXPECT_THAT(Error(Get("/readyz")), HasSubstr("m: ru;"));
   served_->copy().Add("ru", "keep");
   served_->host().languages->Rescan();
   EXPECT_EQ(Code("/readyz"), 200);
@@ -219,20 +219,80 @@ TEST_F(HttpTest, ProbesAreAnsweredWhileTheEnginesAreBusyAndCallersAreSlow) {
   }
   ASSERT_EQ(served_->host().queue->gauges().items, 8 * 16);
   served_->host().engine->Start();
-  // Three of four threads are held by callers that say nothing; the timeout frees them.
-  std::vector<int> silent;
-  for (int i = 0; i < 3; ++i) silent.push_back(Connect());
   for (int i = 0; i < 50; ++i) {
     EXPECT_EQ(Code("/readyz"), 200);
     EXPECT_EQ(Code("/livez"), 200);
   }
   for (std::thread& caller : callers) caller.join();
-  // All of them held: the next probe waits no longer than the timeout.
-  for (int i = 0; i < 8; ++i) silent.push_back(Connect());
+}
+
+TEST_F(HttpTest, SilentAndDrippingCallersDelayNobodyAndAreCutOff) {
+  std::vector<int> silent, dripping;
+  for (int i = 0; i < 100; ++i) silent.push_back(Connect());
+  for (int i = 0; i < 30; ++i) dripping.push_back(Connect());
+  std::atomic<bool> stop{false};
+  std::thread drip([&] {
+    for (size_t n = 0; !stop.load(); ++n) {
+      // A header that never ends.
+      const char byte = "GET /livez HTTP/1.1\r\nX: aaaaaaaa"[std::min<size_t>(n, 30)];
+      for (const int fd : dripping) send(fd, &byte, 1, MSG_NOSIGNAL);
+      absl::SleepFor(absl::Milliseconds(20));
+    }
+  });
   const absl::Time begin = absl::Now();
-  EXPECT_EQ(Code("/livez"), 200);
-  EXPECT_LT(absl::Now() - begin, absl::Seconds(15));
+  for (int i = 0; i < 20; ++i) {
+    const absl::Time asked = absl::Now();
+    EXPECT_EQ(Code("/livez"), 200);
+    EXPECT_LT(absl::Now() - asked, absl::Seconds(1));
+  }
+  for (const std::vector<int>* callers : {&silent, &dripping}) {
+    for (const int fd : *callers) {
+      const timeval patience = {10, 0};
+      setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+      char buffer[512];
+      ssize_t n = 0;
+      while ((n = recv(fd, buffer, sizeof(buffer), 0)) > 0) continue;
+      EXPECT_FALSE(n < 0 && errno == EAGAIN) << "still open";
+    }
+  }
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(8)) << "the time of a request is one second";
+  stop.store(true);
+  drip.join();
   for (const int fd : silent) close(fd);
+  for (const int fd : dripping) close(fd);
+}
+
+TEST_F(HttpTest, ConnectionsBeyondTheBoundAreClosedAndTheServerRecovers) {
+  std::vector<int> held;
+  for (int i = 0; i < 300; ++i) held.push_back(Connect());
+  int closed = 0;
+  for (const int fd : held) {
+    char byte = 0;
+    if (recv(fd, &byte, 1, MSG_DONTWAIT) == 0) ++closed;
+  }
+  for (int i = 0; i < 1000 && closed == 0; ++i) {
+    absl::SleepFor(absl::Milliseconds(1));
+    char byte = 0;
+    if (recv(held.back(), &byte, 1, MSG_DONTWAIT) == 0) ++closed;
+  }
+  EXPECT_GT(closed, 0);
+  for (const int fd : held) close(fd);
+  int code = 0;
+  for (int i = 0; i < 3000 && (code = this->Code("/livez")) != 200; ++i) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_EQ(code, 200);
+}
+
+TEST_F(HttpTest, LengthsThatAreNoneAreRefusedAndRangesIgnored) {
+  for (const char* length :
+       {"-1", "+1", "x", "99999999999999999999", "1\r\nContent-Length: 1", "1\r\nContent-Length: 2"}) {
+    const std::string answer =
+        Raw(absl::StrCat("GET /livez HTTP/1.1\r\nHost: x\r\nContent-Length: ", length, "\r\n\r\n"));
+    EXPECT_THAT(answer.substr(0, 13), HasSubstr("400")) << length;
+  }
+  EXPECT_THAT(Raw("GET /livez HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n").substr(0, 13), HasSubstr("200"));
+  const std::string part = Raw("GET /livez HTTP/1.1\r\nHost: x\r\nRange: bytes=0-3\r\n\r\n");
+  EXPECT_THAT(part.substr(0, 13), HasSubstr("200"));
+  EXPECT_THAT(part, HasSubstr("{\"status\":\"ok\"}"));
 }
 
 TEST_F(HttpTest, ManyCallersAtOnceAllGetAnswers) {

@@ -84,7 +84,7 @@ class LanguageStoreTest : public ::testing::Test {
 TEST_F(LanguageStoreTest, WithoutABudgetEverythingIsLoadedBeforeTheStartReturns) {
   Open({});
   ASSERT_TRUE(store_->Start().ok());
-  EXPECT_TRUE(store_->ready());
+  EXPECT_THAT(store_->missing(), IsEmpty());
   for (const LanguageInfo& info : store_->List()) EXPECT_EQ(info.state, LanguageState::kLoaded) << info.code;
   bool called = false;
   EXPECT_EQ(store_->Acquire({"es", "fr", "es"}, absl::InfiniteFuture(),
@@ -104,7 +104,7 @@ TEST_F(LanguageStoreTest, LoadsOnFirstUseAndEvictsTheLeastRecentlyUsed) {
   const int64_t one = AddEqualLanguages({"aa", "bb"});
   Open({.memory_budget = 2 * one});
   ASSERT_TRUE(store_->Start().ok());
-  EXPECT_TRUE(store_->ready()) << "cold languages can be served";
+  EXPECT_THAT(store_->missing(), IsEmpty()) << "cold languages can be served";
   EXPECT_EQ(store_->counters().loads, 0);
   ASSERT_TRUE(Get({"es"}).ok());
   ASSERT_TRUE(Get({"aa"}).ok());
@@ -227,7 +227,7 @@ TEST_F(LanguageStoreTest, ABrokenFolderHarmsNobodyAndIsMendedByARescan) {
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("language.safetensors"));
   for (const char* code : {"es", "fr", "ru"}) EXPECT_TRUE(Get({code}).ok()) << code;
-  EXPECT_TRUE(store_->ready()) << "model.json does not list it";
+  EXPECT_THAT(store_->missing(), IsEmpty()) << "model.json does not list it";
   fs::copy_file(Folder("es") / "language.safetensors", file, fs::copy_options::overwrite_existing);
   EXPECT_THAT(store_->Rescan().replaced, ElementsAre("xx"));
   EXPECT_TRUE(Get({"xx"}).ok());
@@ -241,15 +241,68 @@ TEST_F(LanguageStoreTest, FilesHalfWrittenUnderARunningLanguageKeepTheOldOneServ
   fs::resize_file(file, size / 2);
   EXPECT_EQ(store_->Rescan().broken.size(), 1U);
   EXPECT_TRUE(Get({"fr"}).ok());
-  EXPECT_TRUE(store_->ready());
+  EXPECT_THAT(store_->missing(), IsEmpty());
 }
 
-TEST_F(LanguageStoreTest, AListedLanguageThatIsBrokenStopsTheStart) {
+TEST_F(LanguageStoreTest, AStartWithABrokenListedLanguageServesTheOthersAndIsNotReady) {
   fs::resize_file(Folder("fr") / "language.safetensors", 100);
+  for (const int64_t budget : {int64_t{0}, int64_t{1} << 40}) {
+    Open({.memory_budget = budget});
+    ASSERT_TRUE(store_->Start().ok());
+    EXPECT_THAT(store_->missing(), ElementsAre("fr"));
+    for (const char* code : {"es", "ru"}) EXPECT_TRUE(Get({code}).ok()) << code;
+    const absl::Status refused = Get({"fr"}).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(refused.message()), HasSubstr("language.safetensors"));
+  }
+}
+
+TEST_F(LanguageStoreTest, AFaultFoundOnlyWhenLoadingDegradesTheStartToo) {
+  LanguageStoreOptions options;
+  options.check = [](const model_loader::Language& language) {
+    return language.code() == "ru" ? absl::FailedPreconditionError("no prompt for ru") : absl::OkStatus();
+  };
+  Open(options);
+  ASSERT_TRUE(store_->Start().ok());
+  EXPECT_THAT(store_->missing(), ElementsAre("ru"));
+  EXPECT_THAT(std::string(Get({"ru"}).status().message()), HasSubstr("no prompt for ru"));
+  EXPECT_TRUE(Get({"es"}).ok());
+}
+
+TEST_F(LanguageStoreTest, APinnedLanguageThatIsBrokenIsMissingUntilItIsMended) {
+  AddLanguage("xx");
+  const fs::path file = Folder("xx") / "language.safetensors";
+  fs::resize_file(file, 100);
+  Open({.memory_budget = int64_t{1} << 40, .pinned = {"xx"}});
+  ASSERT_TRUE(store_->Start().ok());
+  EXPECT_THAT(store_->missing(), ElementsAre("xx")) << "nobody lists it, but it was asked for";
+  store_->Rescan();
+  EXPECT_THAT(store_->missing(), ElementsAre("xx"));
+  fs::copy_file(Folder("es") / "language.safetensors", file, fs::copy_options::overwrite_existing);
+  store_->Rescan();
+  EXPECT_THAT(store_->missing(), IsEmpty());
+  EXPECT_TRUE(Info("xx").pinned);
+  Open({.pinned = {"nobody"}});
+  EXPECT_FALSE(store_->Start().ok());
+}
+
+TEST_F(LanguageStoreTest, AStartWithoutOneUsableListedLanguageIsAnError) {
+  AddLanguage("xx");
+  for (const char* code : {"es", "fr", "ru"}) fs::resize_file(Folder(code) / "language.safetensors", 100);
   Open({});
-  const absl::Status status = store_->Start();
-  EXPECT_FALSE(status.ok());
-  EXPECT_THAT(std::string(status.message()), HasSubstr("fr"));
+  absl::Status status = store_->Start();
+  EXPECT_FALSE(status.ok()) << "xx alone is not what the model promises";
+  EXPECT_THAT(std::string(status.message()), HasSubstr("language.safetensors"));
+  for (const char* code : {"es", "fr", "ru", "xx"}) fs::remove_all(Folder(code));
+  Open({});
+  status = store_->Start();
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("no language folder"));
+  const LanguageStoreOptions none{.check = [](const auto&) { return absl::FailedPreconditionError("none fits"); }};
+  fs::copy(koine::testing::SourcePath("tests/data/plans/plan-00/languages"), folder_ / "languages",
+           fs::copy_options::recursive);
+  Open(none);
+  EXPECT_THAT(std::string(store_->Start().message()), HasSubstr("none fits"));
 }
 
 TEST_F(LanguageStoreTest, AnAliasOfAnotherLanguageMakesTheNewcomerFail) {
