@@ -25,6 +25,7 @@
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "clients/cli/lines.h"
+#include "clients/cli/numbers.h"
 #include "clients/cli/report.h"
 #include "clients/cpp/client.h"
 
@@ -77,7 +78,8 @@ std::optional<absl::Duration> ParseTimeout(const std::string& text) {
   } else if (!absl::ParseDuration(text, &duration)) {
     return std::nullopt;
   }
-  if (duration < absl::ZeroDuration()) return std::nullopt;
+  // What is no number, and what is too large for one, has become infinite.
+  if (duration < absl::ZeroDuration() || duration == absl::InfiniteDuration()) return std::nullopt;
   return duration == absl::ZeroDuration() ? absl::InfiniteDuration() : duration;
 }
 
@@ -581,16 +583,6 @@ int RunRescan(const Io& io, const Client& client, const Arguments& arguments) {
   return broken ? kItemFailed : kOk;
 }
 
-CLI::Validator AtLeast(int least) {
-  return CLI::Validator(
-      [least](const std::string& text) {
-        int value = 0;
-        if (absl::SimpleAtoi(text, &value) && value >= least) return std::string();
-        return absl::StrCat("must be a whole number of at least ", least, ", not ", text);
-      },
-      "");
-}
-
 // CLI11 takes a positional argument "[a,b]" for a list of two. A mark before such arguments hides their brackets from
 // it; the mark is taken off afterwards.
 constexpr char kMark = '\x01';
@@ -654,21 +646,23 @@ int RunCli(int argc, const char* const* argv, const std::string& version, const 
   constexpr char kPrompt[] = "Text of the model's that goes before each, by name; none: without its default";
   translate->add_option("--prompt", arguments.prompt, kPrompt)->type_name("NAME");
   translate->add_option("--beam", arguments.beam, "Beam size; 1 is greedy; default: the model's, else 1")
-      ->check(AtLeast(1));
+      ->check(WholeBetween(1));
   translate
       ->add_option("--num-hypotheses", arguments.num_hypotheses,
                    "Translations of each text, best first, at most the beam size. More than 1: lines of item number, "
                    "rank, translation, with tabs between")
-      ->check(AtLeast(1));
-  translate->add_option("--length-penalty", arguments.length_penalty,
-                        "Rank by sum / length^X; default: the model's, else 1");
+      ->check(WholeBetween(1));
+  translate
+      ->add_option("--length-penalty", arguments.length_penalty,
+                   "Rank by sum / length^X; default: the model's, else 1")
+      ->check(Between(-10, 10));
   translate
       ->add_flag("--early-stopping", arguments.early_stopping,
                  "End the search when the beam is full; =false: when no live one can still win at its present length; "
                  "=never: at any length; default: the model's, else false")
       ->check(CLI::IsMember({"true", "false", "never"}));
-  translate->add_option("--max-tokens", arguments.max_tokens, "Longest translation")->check(AtLeast(1));
-  translate->add_option("--min-tokens", arguments.min_tokens, "Shortest translation")->check(AtLeast(0));
+  translate->add_option("--max-tokens", arguments.max_tokens, "Longest translation")->check(WholeBetween(1));
+  translate->add_option("--min-tokens", arguments.min_tokens, "Shortest translation")->check(WholeBetween(0));
   translate->add_flag("--truncate", arguments.truncate, "Cut texts that are too long instead of refusing them");
   translate->add_flag("--scores", arguments.scores,
                       "Put the score (mean natural-log probability, unless --length-penalty) and a tab before each");
@@ -708,7 +702,7 @@ int RunCli(int argc, const char* const* argv, const std::string& version, const 
   const auto one_language = [&](CLI::App* sub) {
     sub->add_option("LANGUAGE", arguments.language, "Code or alias")->required();
     sub->add_option("--wait", arguments.wait, "Longest wait at the server in seconds; default 60")
-        ->check(CLI::Range(0.0, 3600.0).description(""))
+        ->check(Between(0, 3600))
         ->type_name("SECONDS");
   };
   CLI::App* load = admin_command("load", "Load a language now");
@@ -730,6 +724,15 @@ int RunCli(int argc, const char* const* argv, const std::string& version, const 
     std::vector<std::string> words;  // last first, as CLI11 wants them
     for (int i = argc - 1; i > 0; --i) words.push_back(Marked(argv[i]));
     app.parse(std::move(words));
+  } catch (const CLI::RequiredError& error) {
+    // CLI11 asks for a command before it looks at the words that are none.
+    const std::vector<std::string> unknown = app.remaining(true);
+    if (unknown.empty()) {
+      app.exit(error, *io.out, *io.err);
+    } else {
+      PrintError(io, absl::StrCat("unknown command or option ", unknown.front(), " (see --help)"));
+    }
+    return kUsage;
   } catch (const CLI::ParseError& error) {
     app.exit(error, *io.out, *io.err);
     io.out->flush();

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "clients/cli/numbers.h"
 #include "clients/load/load.h"
 
 namespace {
@@ -53,27 +54,27 @@ int main(int argc, char** argv) {
   app.add_option("--clients", clients_text, "Numbers of clients, one run for each")->capture_default_str();
   CLI::Option* seconds = app.add_option("--seconds", options.seconds, "Length of each run's window")
                              ->capture_default_str()
-                             ->check(CLI::Range(0.01, 86400.0));
+                             ->check(koine::cli::Between(0.01, 86400));
   app.add_option("--requests", options.requests, "Send so many requests in each run instead")
-      ->check(CLI::Range(int64_t{1}, int64_t{1} << 40))
+      ->check(koine::cli::WholeBetween(1, int64_t{1} << 40))
       ->excludes(seconds);
   app.add_option("--warmup", options.warmup_seconds, "Seconds before each window")
       ->capture_default_str()
-      ->check(CLI::Range(0.0, 3600.0));
+      ->check(koine::cli::Between(0, 3600));
   app.add_option("--pairs", pairs_text, "en-de,fr-en,... (zh-Hans>de where a code has a hyphen), or all")
       ->capture_default_str();
   app.add_option("--texts", texts_path, "Lines of JSON, one key for each language")->capture_default_str();
   app.add_option("--op", op, "translate or encode")
       ->capture_default_str()
       ->check(CLI::IsMember(std::set<std::string>{"translate", "encode"}));
-  app.add_option("--beam", options.beam, "Beam size")->capture_default_str()->check(CLI::Range(1, 1024));
+  app.add_option("--beam", options.beam, "Beam size")->capture_default_str()->check(koine::cli::WholeBetween(1, 1024));
   app.add_option("--items", options.items, "Texts of each request")
       ->capture_default_str()
-      ->check(CLI::Range(1, 100000));
+      ->check(koine::cli::WholeBetween(1, 100000));
   app.add_option("--seed", options.seed, "Of the order of texts and pairs")->capture_default_str();
   app.add_option("--timeout", timeout, "Seconds that a request may take")
       ->capture_default_str()
-      ->check(CLI::Range(0.001, 86400.0));
+      ->check(koine::cli::Between(0.001, 86400));
   app.add_flag("--json", json, "Print one JSON object");
   try {
     app.parse(argc, argv);

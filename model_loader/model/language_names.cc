@@ -26,11 +26,15 @@ size_t EditDistance(const std::string& a, const std::string& b) {
   return row[b.size()];
 }
 
-// What was given, fit for a message: it may be anything a stranger sends.
+// What was given, fit for a message: it may be anything a stranger sends. Cut between characters, control characters
+// escaped; what is no UTF-8 stays so.
 std::string Shown(std::string_view name) {
-  std::string shown(name.substr(0, 40));
-  for (char& c : shown) {
-    if (static_cast<unsigned char>(c) < 0x20 || static_cast<unsigned char>(c) >= 0x7f) c = '?';
+  size_t end = std::min<size_t>(name.size(), 40);
+  while (end < name.size() && end > 0 && (static_cast<unsigned char>(name[end]) & 0xC0) == 0x80) --end;
+  std::string shown;
+  for (const char c : name.substr(0, end)) {
+    const bool control = static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
+    shown += control ? absl::StrCat("\\x", absl::Hex(c, absl::kZeroPad2)) : std::string(1, c);
   }
   return shown;
 }

@@ -794,9 +794,9 @@ class TextService::EncodeCall final : public BatchCall {
     const int64_t bytes = (jobs * embedding_size() + states * model().config().architecture.d_model) *
                           static_cast<int64_t>(sizeof(float));
     if (bytes <= limits().max_message_bytes) return absl::OkStatus();
-    return InvalidField("items",
-                        absl::StrCat("need ", vectors, " vectors, ", bytes, " bytes, and a reply holds at most ",
-                                     limits().max_message_bytes, "; send fewer items at once"));
+    return absl::ResourceExhaustedError(absl::StrCat("items need ", vectors, " vectors, ", bytes,
+                                                     " bytes, and a reply holds at most ", limits().max_message_bytes,
+                                                     "; send fewer items at once"));
   }
 
   void SetItemStatus(int i, const absl::Status& status) override {

@@ -1,6 +1,9 @@
 #include "server/text/utf8.h"
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -46,6 +49,16 @@ size_t Sequence(absl::string_view text, uint32_t* code_point) {
 bool IsWhiteSpace(uint32_t c) {
   return (c >= 0x09 && c <= 0x0D) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 ||
          (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+}
+
+// DerivedCoreProperties.txt (Unicode 15), Default_Ignorable_Code_Point: nothing to see, nothing to read.
+bool IsIgnorable(uint32_t c) {
+  static constexpr std::pair<uint32_t, uint32_t> kRanges[] = {
+      {0xAD, 0xAD},     {0x34F, 0x34F},   {0x61C, 0x61C},     {0x115F, 0x1160},   {0x17B4, 0x17B5},  {0x180B, 0x180F},
+      {0x200B, 0x200F}, {0x202A, 0x202E}, {0x2060, 0x206F},   {0x3164, 0x3164},   {0xFE00, 0xFE0F},  {0xFEFF, 0xFEFF},
+      {0xFFA0, 0xFFA0}, {0xFFF0, 0xFFF8}, {0x1BCA0, 0x1BCA3}, {0x1D173, 0x1D17A}, {0xE0000, 0xE0FFF}};
+  return std::any_of(std::begin(kRanges), std::end(kRanges),
+                     [c](const auto& range) { return c >= range.first && c <= range.second; });
 }
 
 std::optional<std::string> FindInField(const google::protobuf::Message& message,
@@ -105,7 +118,7 @@ bool IsBlank(absl::string_view text) {
   while (!text.empty()) {
     uint32_t code_point = 0;
     const size_t length = Sequence(text, &code_point);
-    if (length == 0 || !IsWhiteSpace(code_point)) return false;
+    if (length == 0 || !(IsWhiteSpace(code_point) || IsIgnorable(code_point))) return false;
     text.remove_prefix(length);
   }
   return true;

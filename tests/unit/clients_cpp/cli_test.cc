@@ -177,6 +177,15 @@ TEST(CliTest, UsageErrorsAreOneLineAndCodeTwo) {
       {"translate", "--early-stopping=always", "x"},
       {"translate", "--timeout", "soon", "x"},
       {"translate", "--timeout", "-1", "x"},
+      {"translate", "--timeout", "nan", "x"},
+      {"translate", "--timeout", "inf", "x"},
+      {"translate", "--timeout", "-inf", "x"},
+      {"translate", "--timeout", "1e300", "x"},
+      {"translate", "--length-penalty", "nan", "x"},
+      {"translate", "--beam", "4294967297", "x"},
+      {"translate", "--beam", "1.5", "x"},
+      {"admin", "load", "de", "--wait", "nan"},
+      {"admin", "frobnicate"},
       {"translate", "--server", "", "x"},
       {"encode", "--cosine", "--json", "a", "b"},
       {"encode", "--cosine", "a"},
@@ -191,6 +200,9 @@ TEST(CliTest, UsageErrorsAreOneLineAndCodeTwo) {
     EXPECT_EQ(std::count(run.err.begin(), run.err.end(), '\n'), 1) << run.err;
   }
   EXPECT_THAT(RunKoine({"detect", "x"}).err, HasSubstr("version 1.2.3 does not offer"));
+  EXPECT_THAT(RunKoine({"frobnicate"}).err, HasSubstr("unknown command or option frobnicate"));
+  EXPECT_THAT(RunKoine({"admin", "frobnicate"}).err, HasSubstr("frobnicate"));
+  EXPECT_THAT(RunKoine({"translate", "--beam", "4294967297", "x"}).err, HasSubstr("from 1 to 2147483647"));
 }
 
 TEST(CliTest, HelpAndVersionGoToStandardOutput) {

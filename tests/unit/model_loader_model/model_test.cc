@@ -254,6 +254,10 @@ TEST(Languages, UnknownOnesAreNamedWithNearOnes) {
   EXPECT_THAT(fault("ja"), AllOf(HasSubstr("\"ja\""), HasSubstr("this model has: en, de, fr")));
   EXPECT_THAT(fault(""), HasSubstr("no language given"));
   EXPECT_THAT(fault("auto"), HasSubstr("unknown language"));
+  EXPECT_THAT(fault("日"), HasSubstr("\"日\"")) << "as it was given";
+  EXPECT_THAT(fault("x\n\x7f"), HasSubstr("\"x\\x0a\\x7f\""));
+  const std::string cut = fault(std::string(39, 'x') + "日");
+  EXPECT_THAT(cut, HasSubstr(std::string(39, 'x') + "\"")) << "never half a character";
 }
 
 TEST(Plans, AllEighteenPassTheirSamples) {

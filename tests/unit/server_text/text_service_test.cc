@@ -537,7 +537,9 @@ TEST_F(TextServiceTest, TokenStatesAreReturnedAndBoundedByTheReplysSize) {
   std::string text;
   for (int i = 0; i < 900; ++i) text += "game ";
   for (int i = 0; i < 8; ++i) request.add_items()->set_text(text);
-  EXPECT_TRUE(absl::IsInvalidArgument(Encode(request).status()));  // 8 x 900 x 1 KiB and more
+  const absl::Status large = Encode(request).status();  // 8 x 900 x 1 KiB and more
+  EXPECT_TRUE(absl::IsResourceExhausted(large)) << large;
+  EXPECT_EQ(ReasonOf(large), Reason::kSize) << "not to be tried again as it is";
   EXPECT_EQ(engine_->seen().size(), 1U);
 }
 

@@ -71,12 +71,15 @@ TEST(Utf8, CodePointsAreCounted) {
   EXPECT_EQ(CountCodePoints("\xC3\x28"), std::nullopt);
 }
 
-TEST(Utf8, BlankIsWhiteSpaceOfAnyKindAndNothingElse) {
+TEST(Utf8, BlankIsWhatCannotBeSeenAndNothingElse) {
   EXPECT_TRUE(IsBlank(""));
   EXPECT_TRUE(IsBlank(" \t\r\n\v\f"));
   EXPECT_TRUE(IsBlank("\u00a0\u1680\u2000\u200a\u2028\u2029\u202f\u205f\u3000"));
   EXPECT_FALSE(IsBlank(" . "));
-  EXPECT_FALSE(IsBlank("\u200b"));  // zero-width space: not White_Space in Unicode
+  EXPECT_TRUE(IsBlank("\u200b\ufeff \u200d\u200c\u00ad\u2060\ufe0f")) << "what cannot be seen cannot be read";
+  EXPECT_FALSE(IsBlank("\u200da"));
+  EXPECT_FALSE(IsBlank("\u0301")) << "a mark is drawn";
+  EXPECT_FALSE(IsBlank("\u2010"));
   EXPECT_FALSE(IsBlank(std::string("\0", 1)));
 }
 
