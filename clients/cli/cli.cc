@@ -653,8 +653,7 @@ int RunCli(int argc, const char* const* argv, const std::string& version, const 
                    "rank, translation, with tabs between")
       ->check(WholeBetween(1));
   translate
-      ->add_option("--length-penalty", arguments.length_penalty,
-                   "Rank by sum / length^X; default: the model's, else 1")
+      ->add_option("--length-penalty", arguments.length_penalty, "Rank by sum / length^X; default: the model's, else 1")
       ->check(Between(-10, 10));
   translate
       ->add_flag("--early-stopping", arguments.early_stopping,

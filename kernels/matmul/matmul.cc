@@ -105,8 +105,9 @@ std::shared_ptr<const PackedLayout> Portable(std::shared_ptr<PackedLayout> layou
   const int64_t out = layout->out;
   const int64_t in = layout->in;
   layout->panel = width;
-  layout->stored = Precision::kF32;
-  layout->bytes = static_cast<size_t>((out + width - 1) / width * width * in) * sizeof(float);
+  if (width == kPanel) layout->stored = Precision::kF32;
+  layout->bytes = static_cast<size_t>((out + width - 1) / width * width * in) *
+                  (layout->stored == Precision::kF32 ? sizeof(float) : sizeof(uint16_t));
   layout->of_in.resize(static_cast<size_t>(in));
   layout->of_out.resize(static_cast<size_t>(out));
   for (int64_t k = 0; k < in; ++k) layout->of_in[static_cast<size_t>(k)] = k * width;
@@ -121,9 +122,8 @@ absl::StatusOr<std::shared_ptr<const PackedLayout>> MakeLayout(int64_t out, int6
   layout->precision = precision;
   layout->stored = precision;
   // Low-rank matrices (adapters): oneDNN pads 16 columns to a block of 64, so that a batch of many languages' adapters
-  // would stream four times their bytes, and calling it costs as much as such a product. They are f32 in every
-  // precision.
-  constexpr int64_t kThin = 32;
+  // would stream four times their bytes, and calling it costs as much as such a product. Their numbers are stored in
+  // the precision asked for, since a batch of many languages streams them; products and sums are f32.
   if (std::min(out, in) <= kThin) return Portable(std::move(layout), kThinPanel);
   // One layout must serve every batch size: hold a spread of them against each other.
   bool blocked = true;
@@ -135,8 +135,7 @@ absl::StatusOr<std::shared_ptr<const PackedLayout>> MakeLayout(int64_t out, int6
       if (rows == 1) {
         layout->weights = primitive.weights_desc();
       } else if (primitive.weights_desc() != layout->weights) {
-        return absl::InternalError(absl::StrCat("oneDNN wants different packed layouts for [", out, ", ", in,
-                                                "] with 1 and with ", rows, " rows"));
+        return Portable(std::move(layout), kThinPanel);  // some odd sizes: [100, 40] in bf16
       }
     }
   } catch (const dnnl::error&) {
@@ -251,6 +250,15 @@ int64_t RoundedRows(int64_t rows) {
   return (rows + step - 1) / step * step;
 }
 
+namespace {
+
+// REQUIRES the portable layout.
+Panels PanelsOf(const PackedMatrix& w) {
+  return {w.data, w.layout->in, w.layout->out, w.layout->panel, w.layout->stored};
+}
+
+}  // namespace
+
 struct MatmulRunner::Impl {
   struct Key {
     const PackedLayout* layout;
@@ -297,7 +305,7 @@ struct MatmulRunner::Impl {
   void Multiply(const float* x, int64_t rows, const PackedMatrix& w, const float* bias, float* y) {
     const PackedLayout& layout = *w.layout;
     if (layout.panel > 0) {
-      PortableMatmul(x, rows, layout.in, layout.out, layout.panel, static_cast<const float*>(w.data), bias, y, threads);
+      PortableMatmul(x, rows, PanelsOf(w), bias, y, threads);
       return;
     }
     const int64_t rounded = RoundedRows(rows);
@@ -318,10 +326,43 @@ struct MatmulRunner::Impl {
     stream.wait();
   }
 
+  void Update(absl::Span<const LowRankUpdate> updates) {
+    thin.clear();
+    for (const LowRankUpdate& u : updates) {
+      const PackedMatrix& a = u.pair->a;
+      const PackedMatrix& b = u.pair->b;
+      if (a.out() <= kThin) {
+        thin.push_back({u.x, u.rows, PanelsOf(a), PanelsOf(b), u.pair->scale, u.y, u.y_stride});
+        continue;
+      }
+      const size_t rounded = static_cast<size_t>(RoundedRows(u.rows));
+      low.resize(std::max(low.size(), rounded * static_cast<size_t>(a.out())));
+      full.resize(std::max(full.size(), rounded * static_cast<size_t>(b.out())));
+      Multiply(u.x, u.rows, a, nullptr, low.data());
+      Multiply(low.data(), u.rows, b, nullptr, full.data());
+      AddScaled(u.y, u.y_stride, u.pair->scale, full.data(), b.out(), u.rows, b.out());
+    }
+    PortableLowRank(thin.data(), static_cast<int64_t>(thin.size()), threads);
+  }
+
+  // Counts `calls` and times `work`.
+  template <typename Work>
+  void Measure(int64_t calls, int64_t multiply_adds, const Work& work) {
+    counts.calls += calls;
+    counts.multiply_adds += multiply_adds;
+    omp_set_num_threads(threads);  // a value of the calling thread: cheap, and right whichever thread we run on
+    if (!timing) return work();
+    const auto start = std::chrono::steady_clock::now();
+    work();
+    counts.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  }
+
   const int threads;
   dnnl::stream stream;
   std::unordered_map<Key, std::unique_ptr<Product>, KeyHash> products;
   std::vector<uint16_t> converted;
+  std::vector<LowRankPanels> thin;
+  std::vector<float> low, full;  // of ranks above kThin
   MatmulCounts counts;
   bool timing = false;
 };
@@ -333,17 +374,16 @@ const MatmulCounts& MatmulRunner::counts() const { return impl_->counts; }
 void MatmulRunner::set_timing(bool on) { impl_->timing = on; }
 
 void MatmulRunner::Run(const float* x, int64_t rows, const PackedMatrix& w, const float* bias, float* y) {
-  Impl& impl = *impl_;
-  ++impl.counts.calls;
-  impl.counts.multiply_adds += rows * w.in() * w.out();
-  omp_set_num_threads(impl.threads);  // a value of the calling thread: cheap, and right whichever thread we run on
-  if (!impl.timing) {
-    impl.Multiply(x, rows, w, bias, y);
-    return;
+  impl_->Measure(1, rows * w.in() * w.out(), [&] { impl_->Multiply(x, rows, w, bias, y); });
+}
+
+void MatmulRunner::AddLowRank(absl::Span<const LowRankUpdate> updates) {
+  if (updates.empty()) return;
+  int64_t multiply_adds = 0;
+  for (const LowRankUpdate& u : updates) {
+    multiply_adds += u.rows * u.pair->a.out() * (u.pair->a.in() + u.pair->b.out());
   }
-  const auto start = std::chrono::steady_clock::now();
-  impl.Multiply(x, rows, w, bias, y);
-  impl.counts.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  impl_->Measure(2 * static_cast<int64_t>(updates.size()), multiply_adds, [&] { impl_->Update(updates); });
 }
 
 }  // namespace koine::kernels

@@ -6,7 +6,8 @@
 //   brgemm    oneDNN's blocked kernels (AVX-512 and later), one packed layout for every number of rows.
 //   portable  our own Highway loop, for processors on which oneDNN would fall back to its `gemm` or `ref`
 //             implementations (those change a row's bits with the number of rows, measured on AVX2), and everywhere for
-//             low-rank matrices (adapters, up to 32 rows or columns), which are f32 in every precision.
+//             low-rank matrices (adapters, up to 32 rows or columns) and the few odd sizes of which oneDNN wants
+//             several layouts: stored in the precision asked for, computed in f32 with x as it is.
 //
 // Bit-stable: a row of y depends on that row of x, W and bias only; not on the other rows, their number, the
 // number of threads or the worker. oneDNN's AMX kernels break this (they split K by the number of rows), so the
@@ -21,6 +22,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/types/span.h"
 #include "kernels/tensor/dtype.h"
 
 namespace koine::kernels {
@@ -41,6 +43,22 @@ struct PackedMatrix {
   size_t bytes() const;
 };
 
+// y += scale * b(a(x)) (Hu et al., 2021); empty if a is empty.
+struct LowRank {
+  PackedMatrix a;  // [r, in]
+  PackedMatrix b;  // [out, r]
+  float scale = 0;
+};
+
+// y[rows, out] += scale * b(a(x[rows, in])) for the rows of one language; x is dense, y has a stride.
+struct LowRankUpdate {
+  const LowRank* pair = nullptr;  // not empty
+  const float* x = nullptr;       // capacity RoundedRows(rows)
+  int64_t rows = 0;
+  float* y = nullptr;  // only its `rows` rows and `out` columns are touched
+  int64_t y_stride = 0;
+};
+
 // OK if this processor (under any ONEDNN_MAX_CPU_ISA given) multiplies in `precision` natively;
 // else FAILED_PRECONDITION naming what is missing.
 absl::Status CheckPrecision(Precision precision);
@@ -48,8 +66,8 @@ absl::Status CheckPrecision(Precision precision);
 // For people: backend and instruction set, e.g. "oneDNN 2.6.3 brgemm avx512_core_bf16".
 std::string MatmulBackend();
 
-// The layout for [out, in] in `precision`. Layouts are memoised for the life of the process. Checks that the
-// backend wants the same layout whatever the number of rows (INTERNAL if not).
+// The layout for [out, in] in `precision`: one whatever the number of rows. Layouts are memoised for the life of the
+// process.
 absl::StatusOr<std::shared_ptr<const PackedLayout>> LayoutFor(int64_t out, int64_t in, Precision precision);
 size_t PackedBytes(const PackedLayout& layout);
 
@@ -67,7 +85,7 @@ int64_t RoundedRows(int64_t rows);
 
 // Counts of one MatmulRunner since its creation.
 struct MatmulCounts {
-  int64_t calls = 0;
+  int64_t calls = 0;               // products
   int64_t multiply_adds = 0;       // rows * in * out, padding not counted
   int64_t primitives_created = 0;  // misses of the cache of created primitives
   double seconds = 0;              // time inside products; only measured while set_timing(true)
@@ -87,6 +105,10 @@ class MatmulRunner {
   // rows and RoundedRows(rows) is lost. So callers that fill slices of one buffer go in rising order.
   // REQUIRES rows >= 1. Throws dnnl::error (a std::exception) if a primitive cannot be created.
   void Run(const float* x, int64_t rows, const PackedMatrix& w, const float* bias, float* y);
+
+  // All of them, in one go: of many languages with a few rows each, and of projections that read the same x. No two may
+  // overlap in y. Ranks up to 32 add to y directly; larger ones are two products of Run's each.
+  void AddLowRank(absl::Span<const LowRankUpdate> updates);
 
   int threads() const;
   const MatmulCounts& counts() const;

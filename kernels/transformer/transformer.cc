@@ -76,6 +76,7 @@ struct Workspace::Impl {
   Buffer scratch;      // scores
   Buffer zeros;        // never written
   std::vector<const float*> blocks;
+  std::vector<LowRankUpdate> updates;  // of the projection at hand
 };
 
 Workspace::Workspace(int threads) : impl_(std::make_unique<Impl>(threads)) {}
@@ -289,17 +290,23 @@ class Transformer::Pass {
     w_.matmul.Run(x, rows, linear.weight, bias, y);
   }
 
-  // y[run rows, columns of the projection] += scale * b(a(x)).
-  void AddLowRank(const RowRun& run, const LowRank& pair, const float* x, int64_t in, float* y, int64_t y_stride) {
-    if (pair.a.empty()) return;
-    const int64_t rows = run.end - run.begin;
-    const int64_t rank = pair.a.out();
-    const int64_t out = pair.b.out();
-    float* low = w_.low_rank.Get(capacity_ * rank);
-    float* full = w_.temporary.Get(capacity_ * out);
-    OwnProduct({pair.a, nullptr}, nullptr, x + run.begin * in, rows, low);
-    OwnProduct({pair.b, nullptr}, nullptr, low, rows, full);
-    AddScaled(y + run.begin * y_stride, y_stride, pair.scale, full, out, rows, out);
+  // Every run's low-rank update of some projections of x [rows, in], as one call: pair i of a run's adapter adds to
+  // columns [i * width, (i + 1) * width) of y.
+  void AddLowRank(size_t layer, std::initializer_list<LowRankOf> pairs, const float* x, int64_t in, float* y,
+                  int64_t width, int64_t stride) {
+    w_.updates.clear();
+    for (const RowRun& run : runs_) {
+      const LayerAdapter* adapter = AdapterOf(run, layer);
+      float* columns = y + run.begin * stride;
+      for (const LowRankOf pair : pairs) {
+        if (adapter != nullptr && !(adapter->*pair).a.empty()) {
+          w_.updates.push_back({&(adapter->*pair), x + run.begin * in, run.end - run.begin, columns, stride});
+        }
+        columns += width;
+      }
+    }
+    w_.trace.language_products += 2 * static_cast<int64_t>(w_.updates.size());
+    w_.matmul.AddLowRank(w_.updates);
   }
 
   Projected Heads(size_t layer) const {
@@ -322,21 +329,17 @@ class Transformer::Pass {
       SharedProduct(linear(stack_.layers[layer]), x, projected.shared);
     }
     if (projected.own_heads > 0) projected.own = w_.own_projection.Get(capacity_ * projected.own_stride);
-    const bool own_layer = owners_[layer] != LayerOwner::kShared;
-    for (const RowRun& run : runs_) {
-      if (projected.own_heads > 0) {
+    if (projected.own_heads > 0) {
+      for (const RowRun& run : runs_) {
         const Linear& own = linear(Own(run, layer));
         OwnProduct(own, own.bias, x + run.begin * d_, run.end - run.begin,
                    projected.own + run.begin * projected.own_stride);
       }
-      const LayerAdapter* adapter = AdapterOf(run, layer);
-      if (adapter == nullptr) continue;
-      float* y = own_layer ? projected.own : projected.shared;
-      if (y == nullptr) continue;
-      const int64_t width = own_layer ? projected.own_width : projected.shared_width;
-      const int64_t stride = own_layer ? projected.own_stride : projected.shared_stride;
-      int64_t part = 0;
-      for (const LowRankOf pair : pairs) AddLowRank(run, adapter->*pair, x, d_, y + part++ * width, stride);
+    }
+    if (owners_[layer] != LayerOwner::kShared) {
+      AddLowRank(layer, pairs, x, d_, projected.own, projected.own_width, projected.own_stride);
+    } else if (projected.shared_heads > 0) {
+      AddLowRank(layer, pairs, x, d_, projected.shared, projected.shared_width, projected.shared_stride);
     }
   }
 
@@ -363,26 +366,23 @@ class Transformer::Pass {
     if (projected.shared_heads > 0) SharedProduct(shared, projected.shared_context, y);
     const bool own_layer = owners_[layer] != LayerOwner::kShared;
     for (const RowRun& run : runs_) {
+      if (projected.own_heads == 0) break;
       const int64_t rows = run.end - run.begin;
-      if (projected.own_heads > 0) {
-        const Linear& own = linear(Own(run, layer));
-        const float* context = projected.own_context + run.begin * projected.own_width;
-        if (projected.shared_heads > 0) {
-          float* part = w_.temporary.Get(capacity_ * d_);
-          OwnProduct(own, nullptr, context, rows, part);
-          AddInPlace(y + run.begin * d_, d_, part, d_, rows, d_);
-        } else {
-          // Where every head is the language's, a shared layer still owns the output bias.
-          OwnProduct(own, own_layer ? own.bias : shared.bias, context, rows, y + run.begin * d_);
-        }
+      const Linear& own = linear(Own(run, layer));
+      const float* context = projected.own_context + run.begin * projected.own_width;
+      if (projected.shared_heads > 0) {
+        float* part = w_.temporary.Get(capacity_ * d_);
+        OwnProduct(own, nullptr, context, rows, part);
+        AddInPlace(y + run.begin * d_, d_, part, d_, rows, d_);
+      } else {
+        // Where every head is the language's, a shared layer still owns the output bias.
+        OwnProduct(own, own_layer ? own.bias : shared.bias, context, rows, y + run.begin * d_);
       }
-      const LayerAdapter* adapter = AdapterOf(run, layer);
-      if (adapter == nullptr) continue;
-      if (own_layer) {
-        AddLowRank(run, adapter->*pair, projected.own_context, projected.own_width, y, d_);
-      } else if (projected.shared_heads > 0) {
-        AddLowRank(run, adapter->*pair, projected.shared_context, projected.shared_width, y, d_);
-      }
+    }
+    if (own_layer) {
+      AddLowRank(layer, {pair}, projected.own_context, projected.own_width, y, d_, d_);
+    } else if (projected.shared_heads > 0) {
+      AddLowRank(layer, {pair}, projected.shared_context, projected.shared_width, y, d_, d_);
     }
   }
 
@@ -487,16 +487,18 @@ class Transformer::Pass {
       const int64_t inner = config_.d_ffn;
       const int64_t width = config_.gated_ffn ? 2 * inner : inner;
       float* up = w_.shared_projection.Get(capacity_ * width);
-      if (!own) SharedProduct(FfnUp(stack_.layers[layer]), in, up);
-      for (const RowRun& run : runs_) {
-        if (own) {
+      if (own) {
+        for (const RowRun& run : runs_) {
           const Linear& linear = FfnUp(Own(run, layer));
           OwnProduct(linear, linear.bias, in + run.begin * d_, run.end - run.begin, up + run.begin * width);
         }
-        const LayerAdapter* adapter = AdapterOf(run, layer);
-        if (adapter == nullptr) continue;
-        if (config_.gated_ffn) AddLowRank(run, adapter->ffn_gate, in, d_, up, width);
-        AddLowRank(run, adapter->ffn_up, in, d_, up + (width - inner), width);
+      } else {
+        SharedProduct(FfnUp(stack_.layers[layer]), in, up);
+      }
+      if (config_.gated_ffn) {
+        AddLowRank(layer, {&LayerAdapter::ffn_gate, &LayerAdapter::ffn_up}, in, d_, up, inner, width);
+      } else {
+        AddLowRank(layer, {&LayerAdapter::ffn_up}, in, d_, up, inner, width);
       }
       float* hidden = up;
       {
@@ -508,15 +510,15 @@ class Transformer::Pass {
           Activate(config_.activation, up, width, rows_, inner);
         }
       }
-      if (!own) SharedProduct(FfnDown(stack_.layers[layer]), hidden, y);
-      for (const RowRun& run : runs_) {
-        if (own) {
+      if (own) {
+        for (const RowRun& run : runs_) {
           const Linear& linear = FfnDown(Own(run, layer));
           OwnProduct(linear, linear.bias, hidden + run.begin * inner, run.end - run.begin, y + run.begin * d_);
         }
-        const LayerAdapter* adapter = AdapterOf(run, layer);
-        if (adapter != nullptr) AddLowRank(run, adapter->ffn_down, hidden, inner, y, d_);
+      } else {
+        SharedProduct(FfnDown(stack_.layers[layer]), hidden, y);
       }
+      AddLowRank(layer, {&LayerAdapter::ffn_down}, hidden, inner, y, d_, d_);
     });
   }
 

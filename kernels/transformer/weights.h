@@ -104,13 +104,6 @@ struct SharedWeights {
   PoolingWeights pooling;
 };
 
-// y += scale * b(a(x)) (Hu et al., 2021); empty if a is empty.
-struct LowRank {
-  PackedMatrix a;  // [r, in]
-  PackedMatrix b;  // [out, r]
-  float scale = 0;
-};
-
 struct LayerAdapter {
   // `scale`: the sublayer's output is multiplied by this vector [d_model]; null means 1.
   const float* self_scale = nullptr;

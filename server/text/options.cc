@@ -68,8 +68,7 @@ absl::StatusOr<CheckedTranslateOptions> CheckOptions(const v1::TranslateOptions&
     violations.Add("options.num_hypotheses",
                    absl::StrCat("is ", search.num_hypotheses, ", more than beam_size ", search.beam_size));
   }
-  search.length_penalty =
-      options.has_length_penalty() ? options.length_penalty() : defaults.length_penalty.value_or(1);
+  search.length_penalty = options.has_length_penalty() ? options.length_penalty() : defaults.length_penalty.value_or(1);
   if (!std::isfinite(search.length_penalty) || std::abs(search.length_penalty) > 10) {
     violations.Add("options.length_penalty", absl::StrCat("is ", search.length_penalty, ", allowed are -10 to 10"));
   }
@@ -77,16 +76,14 @@ absl::StatusOr<CheckedTranslateOptions> CheckOptions(const v1::TranslateOptions&
   if (!std::isfinite(penalty) || penalty < 0) {
     violations.Add("options.repetition_penalty", absl::StrCat("is ", penalty, ", must be positive"));
   }
-  search.early_stopping = options.has_early_stopping()
-                              ? static_cast<kernels::EarlyStopping>(options.early_stopping())
-                              : defaults.early_stopping.value_or(kernels::EarlyStopping::kNo);
+  search.early_stopping = options.has_early_stopping() ? static_cast<kernels::EarlyStopping>(options.early_stopping())
+                                                       : defaults.early_stopping.value_or(kernels::EarlyStopping::kNo);
   search.forced_end = defaults.forced_end;
   const int64_t most = limits.max_tokens;
   search.max_tokens = options.max_tokens() > 0 ? options.max_tokens() : std::min(defaults.max_tokens.value_or(0), most);
   search.min_tokens = options.min_tokens();
   if (!options.has_min_tokens()) {
-    search.min_tokens =
-        std::min(defaults.min_tokens.value_or(0), search.max_tokens > 0 ? search.max_tokens : most);
+    search.min_tokens = std::min(defaults.min_tokens.value_or(0), search.max_tokens > 0 ? search.max_tokens : most);
   }
   if (options.max_tokens() > 0 && options.min_tokens() > options.max_tokens()) {
     violations.Add("options.min_tokens",
@@ -178,9 +175,8 @@ absl::StatusOr<std::string> ChoosePrompt(const model_loader::ModelConfig& config
   if (chosen.empty()) return std::string();
   const auto found = config.prompts.find(chosen);
   if (found != config.prompts.end()) return found->second;
-  const std::string names = absl::StrJoin(config.prompts, ", ", [](std::string* out, const auto& prompt) {
-    absl::StrAppend(out, prompt.first);
-  });
+  const std::string names = absl::StrJoin(
+      config.prompts, ", ", [](std::string* out, const auto& prompt) { absl::StrAppend(out, prompt.first); });
   return InvalidField("prompt", absl::StrCat("\"", ForMessage(name), "\" is no prompt of this model; it has ",
                                              names.empty() ? "none" : names));
 }

@@ -28,8 +28,8 @@ absl::StatusOr<CheckedTranslateOptions> CheckOptions(const v1::TranslateOptions&
                                                      const RequestLimits& limits);
 
 // Fills what depends on the item. `source_tokens` counts prompt tokens; `model_forced` comes before the request's
-// own, `model_suppressed` is added to them. INVALID_ARGUMENT if ids lie outside the target's table, nothing is left to generate, or max_tokens leaves no
-// room after the forced tokens.
+// own, `model_suppressed` is added to them. INVALID_ARGUMENT if ids lie outside the target's table, nothing is left to
+// generate, or max_tokens leaves no room after the forced tokens.
 absl::StatusOr<kernels::SearchOptions> SearchFor(const CheckedTranslateOptions& options, int64_t source_tokens,
                                                  const std::vector<int32_t>& model_forced,
                                                  const std::vector<int32_t>& model_suppressed, int32_t end_token,

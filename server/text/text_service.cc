@@ -100,8 +100,9 @@ absl::StatusOr<SourceTokens> CheckIds(const google::protobuf::RepeatedField<int3
 }
 
 // `before` is the model's own text, which goes before the caller's. REQUIRES valid UTF-8.
-absl::StatusOr<SourceTokens> Tokenize(const std::string& before, const std::string& text, const Language& language, const SourcePrompt& prompt,
-                                      int64_t max_positions, int64_t max_characters, bool truncate, std::string field) {
+absl::StatusOr<SourceTokens> Tokenize(const std::string& before, const std::string& text, const Language& language,
+                                      const SourcePrompt& prompt, int64_t max_positions, int64_t max_characters,
+                                      bool truncate, std::string field) {
   const int64_t characters = CountCodePoints(text).value_or(0);
   if (characters > max_characters) {
     return InvalidField(std::move(field),
@@ -604,8 +605,8 @@ class TextService::TranslateCall final : public BatchCall {
       absl::StatusOr<SourcePrompt> prompt = ResolveSource(model().config().prompt, job->source->config(),
                                                           job->source->tokenizer(), &job->target->config());
       if (!prompt.ok()) return prompt.status();
-      tokens = Tokenize(prompt_, item.text(), *job->source, *prompt, model().config().longest_source(), limits().max_characters, options_.truncate,
-                        field);
+      tokens = Tokenize(prompt_, item.text(), *job->source, *prompt, model().config().longest_source(),
+                        limits().max_characters, options_.truncate, field);
     } else {
       tokens = SourceTokens{};
     }
@@ -625,10 +626,9 @@ class TextService::TranslateCall final : public BatchCall {
     job->task = Job::Task::kTranslate;
     job->source_ids = std::move(tokens->ids);
     job->start_token = prompt->start;
-    absl::StatusOr<kernels::SearchOptions> search =
-        SearchFor(options_, job->tokens(), prompt->forced,
-                  SuppressedIds(model().config().generation, job->target->tokenizer()),
-                  model().config().special_tokens.eos, job->target->weights().vocabulary, max_positions(), limits());
+    absl::StatusOr<kernels::SearchOptions> search = SearchFor(
+        options_, job->tokens(), prompt->forced, SuppressedIds(model().config().generation, job->target->tokenizer()),
+        model().config().special_tokens.eos, job->target->weights().vocabulary, max_positions(), limits());
     if (!search.ok()) return search.status();
     job->search = *std::move(search);
     result.set_zero_shot(zero_shot);
@@ -770,8 +770,8 @@ class TextService::EncodeCall final : public BatchCall {
       absl::StatusOr<SourcePrompt> prompt =
           ResolveSource(model().config().prompt, job->source->config(), job->source->tokenizer(), nullptr);
       if (!prompt.ok()) return prompt.status();
-      tokens = Tokenize(prompt_, item.text(), *job->source, *prompt, model().config().longest_source(), limits().max_characters, options_.truncate,
-                        field);
+      tokens = Tokenize(prompt_, item.text(), *job->source, *prompt, model().config().longest_source(),
+                        limits().max_characters, options_.truncate, field);
     }
     if (!tokens.ok()) return tokens.status();
     if (tokens->ids.empty()) return InvalidField(field, "has nothing that the tokenizer keeps");
