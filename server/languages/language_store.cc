@@ -396,8 +396,9 @@ LanguageStore::EntryPtr LanguageStore::NextToLoad(Calls* calls) {
 }
 
 void LanguageStore::LoadingThread() {
-  // The lowest ordinary priority: packing must not take time from those who translate.
-  setpriority(PRIO_PROCESS, static_cast<id_t>(syscall(SYS_gettid)), 19);
+  // Relative to the server's own, which an operator may have raised.
+  const auto thread = static_cast<id_t>(syscall(SYS_gettid));
+  setpriority(PRIO_PROCESS, thread, getpriority(PRIO_PROCESS, thread) + options_.loading_niceness);
   const auto woken = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return changed_ || stopping_; };
   while (true) {
     Calls calls;

@@ -43,6 +43,9 @@ struct LanguageStoreOptions {
   std::vector<std::string> pinned = {};
   // What a loaded language must pass beside what its folder says of itself; may be null. Any thread.
   std::function<absl::Status(const model_loader::Language&)> check = nullptr;
+  // By how much the loading thread is nicer than the server. Changes speed only; it cannot be taken back while the
+  // thread runs.
+  int loading_niceness = 5;
 };
 
 // Takes from an error of Acquire the code of the language that it is about; empty if it is about none in particular.

@@ -1,6 +1,7 @@
 // What languages that load cost those that are hot: latency of requests to hot languages alone, and while cold ones
-// load and are evicted under a budget. Paired rounds (A: hot only, B: hot beside cold), medians of the rounds. Writes a
-// model of random weights into a temporary folder. A measurement, never a pass/fail test.
+// load and are evicted under a budget; how long requests for cold ones take; what a token costs with 1, 10 and 100
+// languages. Paired rounds (A: hot only, B: hot beside cold), medians of the rounds; enough clients make the machine a
+// saturated one. Writes a model of random weights into a temporary folder. A measurement, never a pass/fail test.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <atomic>
@@ -36,6 +37,7 @@ double Percentile(std::vector<double>* values, double p) {
 
 struct Round {
   double p50 = 0, p99 = 0, requests = 0;
+  std::vector<double> cold;  // requests that waited for a language
   int64_t loads = 0, failures = 0;
 };
 
@@ -44,6 +46,7 @@ struct Round {
 int main(int argc, char** argv) {
   CLI::App app{"Latency of hot languages while others load.", "hot_languages"};
   int languages = 200, budget = 20, hot = 8, hot_clients = 2, cold_clients = 1, rounds = 5, tokens = 20;
+  int workers = 1, niceness = koine::server::LanguageStoreOptions().loading_niceness;
   double seconds = 4;
   std::string traffic = "uniform";
   app.add_option("--languages", languages, "Languages in all")->capture_default_str();
@@ -58,6 +61,8 @@ int main(int argc, char** argv) {
   app.add_option("--rounds", rounds, "Pairs of rounds")->capture_default_str();
   app.add_option("--seconds", seconds, "Of each round")->capture_default_str();
   app.add_option("--tokens", tokens, "Generated tokens of a request")->capture_default_str();
+  app.add_option("--workers", workers, "Engines")->capture_default_str();
+  app.add_option("--niceness", niceness, "Of the loading thread")->capture_default_str();
   CLI11_PARSE(app, argc, argv);
 
   // The demo's shape: d_model 256, 4 + 2 layers, tables of 8,000 rows.
@@ -92,13 +97,13 @@ int main(int argc, char** argv) {
     return 1;
   }
   const int64_t one = (*model)->PlanLanguage(Code(0))->memory_bytes();
-  LanguageStore store(*model, {.memory_budget = budget * one});
+  LanguageStore store(*model, {.memory_budget = budget * one, .pinned = {}, .loading_niceness = niceness});
   if (const absl::Status started = store.Start(); !started.ok()) {
     std::fprintf(stderr, "%s\n", started.ToString().c_str());
     return 1;
   }
   koine::server::JobQueue queue({});
-  koine::server::Engine engine(*model, &queue, {});
+  koine::server::Engine engine(*model, &queue, {.workers = workers});
   engine.Start();
 
   const auto run = [&](int cold) {
@@ -121,6 +126,7 @@ int main(int argc, char** argv) {
         }
       });
     }
+    std::vector<std::vector<double>> waits(static_cast<size_t>(cold));
     std::vector<double> weights;
     for (int i = 0; i < languages; ++i) weights.push_back(traffic == "zipf" ? 1.0 / (i + 1) : 1.0);
     for (int c = 0; c < cold; ++c) {
@@ -128,15 +134,19 @@ int main(int argc, char** argv) {
         std::mt19937 generator(1000 + static_cast<unsigned>(c));
         std::discrete_distribution<int> pick(weights.begin(), weights.end());
         while (absl::Now() < end) {
+          const absl::Time start = absl::Now();
+          bool waited = false;
           const auto result = koine::testing::TranslateIds(store, queue, Code(pick(generator)), Code(pick(generator)),
-                                                           std::vector<int32_t>(15, 100), tokens);
+                                                           std::vector<int32_t>(15, 100), tokens, &waited);
           if (!result.status.ok()) ++failures;
+          if (waited) waits[static_cast<size_t>(c)].push_back(absl::ToDoubleSeconds(absl::Now() - start));
         }
       });
     }
     for (std::thread& client : clients) client.join();
     std::vector<double> all;
     for (const auto& some : latencies) all.insert(all.end(), some.begin(), some.end());
+    for (const auto& some : waits) round.cold.insert(round.cold.end(), some.begin(), some.end());
     round.requests = static_cast<double>(all.size()) / seconds;
     round.p50 = Percentile(&all, 0.5);
     round.p99 = Percentile(&all, 0.99);
@@ -146,32 +156,48 @@ int main(int argc, char** argv) {
   };
 
   std::printf(
-      "%u cores; %s; %d languages of %.1f MiB (d 256, 8,000 rows, f32), budget for %d; %d hot clients, %d cold "
-      "client(s), %s traffic, %d tokens a request\n",
+      "%u cores; %s; %d languages of %.1f MiB (d 256, 8,000 rows, f32), budget for %d; %d engine(s), %d hot "
+      "clients, %d cold client(s), %s traffic, %d tokens a request, loading at niceness %d\n",
       std::thread::hardware_concurrency(), koine::kernels::MatmulBackend().c_str(), languages,
-      static_cast<double>(one) / (1 << 20), budget, hot_clients, cold_clients, traffic.c_str(), tokens);
+      static_cast<double>(one) / (1 << 20), budget, workers, hot_clients, cold_clients, traffic.c_str(), tokens,
+      niceness);
 #ifndef NDEBUG
   std::printf("WARNING: built with assertions, times are not meaningful\n");
 #endif
   run(0);  // the hot ones are loaded
-  std::vector<double> ratios50, ratios99;
+  std::vector<double> ratios50, ratios99, cold;
   for (int i = 0; i < rounds; ++i) {
     const Round alone = run(0);
-    const Round beside = run(cold_clients);
+    Round beside = run(cold_clients);
+    cold.insert(cold.end(), beside.cold.begin(), beside.cold.end());
     // What a client of the same kind costs when nothing needs to load: the fair comparison for B is not A alone.
     ratios50.push_back(beside.p50 / alone.p50);
     ratios99.push_back(beside.p99 / alone.p99);
     std::printf(
         "  hot alone: p50 %.2f ms, p99 %.2f ms, %.0f requests/s | beside loading: p50 %.2f ms, p99 %.2f ms, %.0f "
-        "requests/s, %ld loads, %ld failures\n",
+        "requests/s, %ld loads, %ld failures; cold p50 %.0f ms\n",
         alone.p50 * 1e3, alone.p99 * 1e3, alone.requests, beside.p50 * 1e3, beside.p99 * 1e3, beside.requests,
-        static_cast<long>(beside.loads), static_cast<long>(alone.failures + beside.failures));
+        static_cast<long>(beside.loads), static_cast<long>(alone.failures + beside.failures),
+        Percentile(&beside.cold, 0.5) * 1e3);
   }
   std::printf("median ratio of p50: %.2f, of p99: %.2f\n", Percentile(&ratios50, 0.5), Percentile(&ratios99, 0.5));
+  std::printf("%zu requests that waited for a language: p50 %.0f ms, p99 %.0f ms\n", cold.size(),
+              Percentile(&cold, 0.5) * 1e3, Percentile(&cold, 0.99) * 1e3);
   std::printf("resident: %.1f MiB of parameters (smaps), budget %.1f MiB + shared %.1f MiB\n",
               static_cast<double>(koine::testing::ResidentBySmaps("koine:hot:")) / (1 << 20),
               static_cast<double>(budget * one) / (1 << 20),
               static_cast<double>((*model)->shared_resident_bytes()) / (1 << 20));
+  for (const int count : {1, 10, 100}) {
+    const int64_t work = engine.counters().multiply_adds.load();
+    const int64_t rows = engine.counters().step_rows.load();
+    for (int i = 0; i < 100; ++i) {
+      koine::testing::TranslateIds(store, queue, Code(i % count), Code((i + 1) % count), std::vector<int32_t>(15, 100),
+                                   5);
+    }
+    std::printf("%d language(s): %.1f multiply-adds of matrix products per decoded token\n", count,
+                static_cast<double>(engine.counters().multiply_adds.load() - work) /
+                    static_cast<double>(engine.counters().step_rows.load() - rows));
+  }
   engine.Stop();
   store.Stop();
   fs::remove_all(folder);

@@ -7,9 +7,12 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <memory>
+#include <random>
 #include <regex>
 #include <sstream>
 #include <string>
@@ -20,10 +23,12 @@
 #include "absl/time/clock.h"
 #include "clients/cpp/client.h"
 #include "tests/support/model_copy.h"
+#include "tests/support/random_model.h"
 
 namespace koine {
 namespace {
 
+namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 
 class ServerProcess {
@@ -94,6 +99,17 @@ class ServerProcess {
     return result ? result->body : "";
   }
   bool up() const { return grpc_ > 0 && http_ > 0; }
+  // Addresses at which the process has mapped memory whose name ends so.
+  std::string Mapping(const std::string& name) const {
+    std::ifstream maps(absl::StrCat("/proc/", pid_, "/maps"));
+    std::string found;
+    for (std::string line; std::getline(maps, line);) {
+      if (line.find(absl::StrCat("/memfd:", name, " ")) != std::string::npos) {
+        absl::StrAppend(&found, line.substr(0, line.find(' ')), " ");
+      }
+    }
+    return found;
+  }
 
  private:
   int WaitForPort(const std::string& pattern) const {
@@ -176,6 +192,85 @@ TEST(ServerProcessTest, ALanguageIsAddedAndRemovedUnderLoadAndSigtermEndsWithZer
   server.Signal(SIGTERM);
   EXPECT_EQ(server.Wait(), 0) << server.log();
   EXPECT_THAT(server.log(), HasSubstr("stopped"));
+}
+
+TEST(ServerProcessTest, Language201JoinsUnderLoadAndTheSharedBytesStayWhereAndWhatTheyAre) {
+  constexpr int kLanguages = 200;
+  const auto code = [](int i) { return absl::StrCat("l", i); };
+  const fs::path folder = fs::path(::testing::TempDir()) / absl::StrCat("koine_language_201_", getpid());
+  const model_loader::ModelConfig config = testing::SmallConfig("many");
+  testing::WriteRandomShared(folder.string(), config, 1);
+  for (int i = 0; i <= kLanguages; ++i) {
+    testing::WriteRandomLanguage(folder.string(), config, {code(i), {}, 0}, testing::SmallTokenizer(),
+                                 static_cast<unsigned>(i));
+  }
+  const fs::path newcomer = folder / "languages" / code(kLanguages);
+  const fs::path elsewhere = folder / "newcomer";
+  fs::rename(newcomer, elsewhere);
+
+  ServerProcess server({"--model", folder.string()});
+  ASSERT_TRUE(server.up());
+  const client::Client client = server.Connect();
+  v1::GetParameterStatsRequest checksums;
+  checksums.set_checksums(true);
+  const auto before = client.GetParameterStats(checksums);
+  ASSERT_TRUE(before.ok()) << before.status();
+  const std::string mapping = server.Mapping("koine:many:shared");
+  ASSERT_FALSE(mapping.empty());
+
+  std::atomic<bool> stop{false};
+  std::atomic<int64_t> answered{0}, failed{0};
+  std::vector<std::thread> load;
+  for (unsigned c = 0; c < 4; ++c) {
+    load.emplace_back([&, c] {
+      std::mt19937 generator(c);
+      while (!stop.load()) {
+        const auto response = Translate(client, code(static_cast<int>(generator() % kLanguages)),
+                                        code(static_cast<int>(generator() % kLanguages)));
+        const bool good = response.ok() && !response->results(0).has_status();
+        if (!good && failed.fetch_add(1) == 0) ADD_FAILURE() << response.status();
+        answered.fetch_add(1);
+      }
+    });
+  }
+  while (answered.load() < 100) absl::SleepFor(absl::Milliseconds(1));
+
+  const absl::Time start = absl::Now();
+  const fs::path hidden = folder / "languages" / absl::StrCat(".", code(kLanguages));
+  fs::copy(elsewhere, hidden, fs::copy_options::recursive);
+  const absl::Time copied = absl::Now();
+  fs::rename(hidden, newcomer);
+  server.Signal(SIGHUP);
+  absl::StatusOr<v1::TranslateResponse> first = absl::UnknownError("none");
+  while (absl::Now() < start + absl::Seconds(60)) {
+    first = Translate(client, code(kLanguages), code(0));
+    if (!absl::IsInvalidArgument(first.status())) break;  // until the rescan: no such language
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  const absl::Time served = absl::Now();
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_FALSE(first->results(0).has_status());
+
+  const int64_t target = answered.load() + 100;
+  while (answered.load() < target) absl::SleepFor(absl::Milliseconds(1));
+  stop.store(true);
+  for (std::thread& thread : load) thread.join();
+  EXPECT_EQ(failed.load(), 0);
+  const auto after = client.GetParameterStats(checksums);
+  ASSERT_TRUE(after.ok()) << after.status();
+  EXPECT_EQ(after->owners_size(), before->owners_size() + 1);
+  EXPECT_EQ(after->owners(0).checksum(), before->owners(0).checksum());
+  EXPECT_EQ(after->owners(0).mapped_bytes(), before->owners(0).mapped_bytes());
+  EXPECT_EQ(server.Mapping("koine:many:shared"), mapping);
+  std::printf(
+      "language 201: first answer %.1f ms after the rename (%.1f ms after the copy began); %ld requests beside it, %ld "
+      "failed; shared bytes at %schecksum %s, before and after\n",
+      absl::ToDoubleMilliseconds(served - copied), absl::ToDoubleMilliseconds(served - start),
+      static_cast<long>(answered.load()), static_cast<long>(failed.load()), mapping.c_str(),
+      after->owners(0).checksum().c_str());
+  server.Signal(SIGTERM);
+  EXPECT_EQ(server.Wait(), 0) << server.log();
+  fs::remove_all(folder);
 }
 
 TEST(ServerProcessTest, HealthIsTrueOnlyWhileListedLanguagesCanBeServed) {
