@@ -135,7 +135,7 @@ absl::StatusOr<std::shared_ptr<const PackedLayout>> MakeLayout(int64_t out, int6
       if (rows == 1) {
         layout->weights = primitive.weights_desc();
       } else if (primitive.weights_desc() != layout->weights) {
-        return Portable(std::move(layout), kThinPanel);  // some odd sizes: [100, 40] in bf16
+        return Portable(std::move(layout), kThinPanel);  // some odd sizes: [100, 40] in f32
       }
     }
   } catch (const dnnl::error&) {

@@ -18,7 +18,7 @@ struct Shape {
   int64_t in, out;
 };
 // Attention, feed-forward and table shapes, the low ranks (2 to 32) of adapters, and one of which oneDNN wants two
-// layouts in bf16.
+// layouts in f32.
 const std::vector<Shape> kShapes = {{256, 256}, {256, 768}, {1024, 256}, {256, 1000}, {32, 256},
                                     {256, 32},  {4, 48},    {48, 4},     {2, 33},     {33, 2},
                                     {16, 100},  {40, 100},  {8, 8},      {1, 1},      {1024, 1024}};
@@ -60,7 +60,7 @@ float Stored(Precision precision, float value) {
   return precision == Precision::kF32 ? value : FromBFloat16(ToBFloat16(value));
 }
 float Taken(Precision precision, const Shape& shape, float value) {
-  return std::min(shape.in, shape.out) <= 40 ? value : Stored(precision, value);
+  return std::min(shape.in, shape.out) <= 32 ? value : Stored(precision, value);
 }
 
 TEST(Matmul, BackendIsTheForcedOne) {
