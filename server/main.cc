@@ -105,7 +105,8 @@ void WarnOfSmallMemory(const ModelHost& host, int64_t budget) {
   }
   std::sort(sizes.begin(), sizes.end());
   // A translation needs two languages at once.
-  const size_t together = host.model->config().translates && sizes.size() > 1 ? 2 : 1;
+  const bool alone = sizes.empty() || sizes.front().first > budget || !host.model->config().translates;
+  const size_t together = alone ? 1 : 2;
   int64_t least = 0;
   std::string codes;
   for (size_t i = 0; i < std::min(together, sizes.size()); ++i) {
@@ -113,8 +114,8 @@ void WarnOfSmallMemory(const ModelHost& host, int64_t budget) {
     absl::StrAppend(&codes, i == 0 ? "" : " and ", sizes[i].second);
   }
   if (least > budget) {
-    spdlog::warn("{}: --language-memory {} holds {}: the smallest, {}, need {} bytes", host.name, budget,
-                 sizes.front().first > budget ? "no language" : "no pair of languages", codes, least);
+    spdlog::warn("{}: --language-memory {} holds no {}: the smallest, {}, needs {} bytes", host.name, budget,
+                 alone ? "language" : "pair of languages", codes, least);
   }
 }
 

@@ -139,7 +139,7 @@ TEST(Engine, AJobThatCanNeverFitIsRefusedAtTheDoor) {
   for (const JobResult& result : harness.Run(jobs)) EXPECT_TRUE(result.status.ok()) << result.status;
 }
 
-TEST(Engine, StopFinishesWhatItHasAndCancelsAfterTheDeadline) {
+TEST(Engine, StopFinishesWhatItHasAndEndsTheRestAfterTheDeadline) {
   JobQueue queue({});
   Engine engine(Demo(), &queue, {});
   engine.Start();
@@ -157,7 +157,7 @@ TEST(Engine, StopFinishesWhatItHasAndCancelsAfterTheDeadline) {
   engine.Stop(absl::Now() + absl::Milliseconds(10));
   EXPECT_EQ(done.load(), 3);
   EXPECT_TRUE(results[0].status.ok());
-  EXPECT_EQ(results[1].status.code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(results[1].status.code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(queue.Submit({LongJob(*Demo(), 1)}).code(), absl::StatusCode::kUnavailable);
 }
 
