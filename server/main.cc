@@ -15,6 +15,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "kernels/matmul/matmul.h"
+#include "model_loader/model/prompts.h"
 #include "server/config/config.h"
 #include "server/http/http_server.h"
 #include "server/languages/language_store.h"
@@ -25,7 +26,6 @@
 #include "server/schedule/queue.h"
 #include "server/text/introspection.h"
 #include "server/text/model_host.h"
-#include "server/text/prompts.h"
 #include "server/text/worker_pool.h"
 
 namespace koine::server {
@@ -150,7 +150,7 @@ absl::StatusOr<std::unique_ptr<ModelHost>> LoadModel(const ModelSource& source, 
   languages.memory_budget = config.language_memory;
   languages.pinned = PinnedOf(config, host->name);
   languages.check = [model = host->model.get()](const model_loader::Language& language) {
-    return CheckPrompt(model->config(), language);
+    return model_loader::CheckPrompt(model->config(), language);
   };
   host->languages = std::make_unique<LanguageStore>(host->model, std::move(languages));
   absl::Status started = host->languages->Start();

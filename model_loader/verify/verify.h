@@ -59,8 +59,9 @@ absl::StatusOr<std::vector<SampleReport>> VerifyModel(const std::string& model_d
 
 // A sample to be computed. `text` gets the model's prompt and, where it has one, its default text prompt.
 struct SampleRequest {
-  std::string source, target, text;  // codes or aliases, as in Sample; without a target: Encode's values alone
-  std::string source_adapter, target_adapter;  // as in Sample
+  // Codes or aliases, as in Sample; without a target: Encode's values alone.
+  std::string source = {}, target = {}, text = {};
+  std::string source_adapter = {}, target_adapter = {};  // as in Sample
   int64_t max_steps = 40;
 };
 

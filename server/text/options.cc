@@ -78,7 +78,7 @@ absl::StatusOr<CheckedTranslateOptions> CheckOptions(const v1::TranslateOptions&
   }
   search.early_stopping = options.has_early_stopping() ? static_cast<kernels::EarlyStopping>(options.early_stopping())
                                                        : defaults.early_stopping.value_or(kernels::EarlyStopping::kNo);
-  search.forced_end = defaults.forced_end;
+  search.forced_end = options.has_forced_end() ? options.forced_end() : defaults.forced_end;
   const int64_t most = limits.max_tokens;
   search.max_tokens = options.max_tokens() > 0 ? options.max_tokens() : std::min(defaults.max_tokens.value_or(0), most);
   search.min_tokens = options.min_tokens();

@@ -198,6 +198,9 @@ void ExpectIds(Served& served, const json& texts) {
 void ExpectSearches(Served& served, const json& cases, const char* name, const std::string& adapter = "") {
   const int32_t end = served.model().config().special_tokens.eos;
   v1::TranslateRequest request = TranslateAll(served, cases);
+  // The values of hf-mbart50 were computed without the forced end mark that its generation_config.json asks for: one of
+  // its hypotheses has 48 tokens and none. Those of hf-marian were computed with it.
+  if (std::string(name) == "hf-mbart50") request.mutable_options()->set_forced_end(false);
   request.set_source_adapter(adapter);
   request.set_target_adapter(adapter);
   double log_probs = 0, scores = 0;
@@ -211,7 +214,10 @@ void ExpectSearches(Served& served, const json& cases, const char* name, const s
     EXPECT_EQ(Ids(result.source_ids()), Ids(one.at("source_ids")));
     ASSERT_EQ(result.hypotheses_size(), 1);
     EXPECT_EQ(Ids(result.hypotheses(0).ids()), Generated(one.at("greedy_ids"), end));
-    log_probs = std::max(log_probs, Largest(one.at("greedy_token_log_probs"), result.hypotheses(0).token_log_probs()));
+    json expected = one.at("greedy_token_log_probs");
+    // The stored number of a forced end mark is the model's own log-probability; forced tokens count 0.
+    if (served.model().config().generation.forced_end && expected.size() == kMaxTokens) expected.back() = 0;
+    log_probs = std::max(log_probs, Largest(expected, result.hypotheses(0).token_log_probs()));
   }
   EXPECT_LE(log_probs, kScores);
 
@@ -386,7 +392,8 @@ TEST(SentenceVectorPrompts, ByNameEqualThoseInTheText) {
   Served& served = ServedOf("hf-xlmr");
   ASSERT_TRUE(served.ok());
   int found = 0;
-  for (const json& one : Expected("hf-xlmr").at("cases")) {
+  const json expected = Expected("hf-xlmr");
+  for (const json& one : expected.at("cases")) {
     const std::string text = one.at("text");
     for (const std::string name : {"query", "passage"}) {
       if (text.rfind(name + ": ", 0) != 0) continue;

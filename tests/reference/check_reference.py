@@ -23,7 +23,7 @@ DEMO_LOGIT_TOLERANCE = 1e-3
 
 def check_sample(model, sample, logit_tolerance):
     """{what: (difference, allowed)} of one sample; greedy ids count as 0 or infinity."""
-    memory = model.encode(sample["source"], sample["source_ids"], sample.get("source_adapter"))
+    memory = model.encode(sample.get("source"), sample["source_ids"], sample.get("source_adapter"))
     results = {}
 
     def hold(what, difference, allowed):
@@ -35,8 +35,8 @@ def check_sample(model, sample, logit_tolerance):
     hold("encoder_last_row", np.abs(memory[-1] - sample["encoder_last_row"]).max(), TOLERANCE)
     hold("embedding", np.abs(model.embed(memory) - sample["embedding"]).max(), TOLERANCE)
     if "decoder_ids" in sample:
-        adapter = sample.get("target_adapter")
-        logits = model.decode(sample["target"], memory, sample["decoder_ids"], adapter)
+        target, adapter = sample.get("target"), sample.get("target_adapter")
+        logits = model.decode(target, memory, sample["decoder_ids"], adapter)
         if not len(logits) == len(sample["logits_sum"]) == len(sample["logits_top4"]):
             hold("steps", math.inf, 1)
         for step, row in enumerate(logits):
@@ -46,7 +46,7 @@ def check_sample(model, sample, logit_tolerance):
             for token, value in sample["logits_top4"][step]:
                 hold("logits_top4", abs(row[token] - value), logit_tolerance)
         if "greedy_ids" in sample:
-            ids, _ = model.greedy(sample["target"], memory, sample["greedy_ids"][0], sample["max_steps"], adapter)
+            ids, _ = model.greedy(target, memory, sample["greedy_ids"][0], sample["max_steps"], adapter)
             hold("greedy_ids", 0.0 if ids == sample["greedy_ids"] else math.inf, 1)
     return results
 
@@ -65,7 +65,7 @@ def check_folder(directory):
             worst[what] = max(worst.get(what, 0.0), difference)
             if not difference <= allowed:
                 faults.append(
-                    f"{path}: sample {index} ({sample['source']} -> {sample['target']}): "
+                    f"{path}: sample {index} ({sample.get('source', '')} -> {sample.get('target', '')}): "
                     f"{what} differs by {difference:.3g}, allowed {allowed:.3g}"
                 )
     if not samples:

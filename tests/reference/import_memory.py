@@ -6,7 +6,7 @@
 Where control groups can be made (root), the import runs in one whose limit is 1.5 times the file, page cache included;
 anything beyond it would be killed. Everywhere, the largest resident size that the kernel noted (VmHWM: private, shared
 and mapped pages) must stay below the limit. Prints both, and the times of import and copy, both made durable. The
-imported model must then load and hold the checkpoint's own bytes.
+imported model has as many bytes; of a small one the bytes are compared, and it must load.
 """
 
 import argparse
@@ -149,6 +149,7 @@ def main():
                          ("encoder.layers.0.ffn.down.bias", "model.encoder.layers.0.fc2.bias")):
                 if not (ours[a] == theirs[b]).all():
                     sys.exit(f"{a} is not {b}")
+            subprocess.run([arguments.koine_model, "inspect", model], check=True, stdout=subprocess.DEVNULL)
         print(f"model \"{name}\" imported")
     finally:
         shutil.rmtree(work, ignore_errors=True)

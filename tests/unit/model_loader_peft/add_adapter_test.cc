@@ -289,7 +289,8 @@ TEST_F(AddAdapter, RanksAndAlphasOfSingleModulesComputeWhatFoldedOnesDo) {
   ASSERT_TRUE(AddPeftAdapter({model_, {"de", "en"}, folded, "folded"}).ok());
   const auto model = Model::Load(model_, {});
   ASSERT_TRUE(model.ok()) << model.status();
-  for (const OwnerAccount& owner : AccountOf(**model).value().languages) {
+  const Account account = AccountOf(**model).value();
+  for (const OwnerAccount& owner : account.languages) {
     EXPECT_EQ(owner.formula, owner.total.parameters) << owner.owner << " " << owner.adapter;
   }
   // What one answers is the other's sample. An empty sample of the same shape gives the differences as its faults.

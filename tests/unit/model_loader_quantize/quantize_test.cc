@@ -191,7 +191,8 @@ TEST_P(Plans, Int8LoadsAsTheNumbersItStandsForAndCountsAsBefore) {
     EXPECT_EQ(account.shared.formula, account.shared.total.parameters);
     int64_t rows = 0, integers = 0, bytes = 0;
     for (const std::string& name : WeightFiles(Out())) {
-      for (const auto& [tensor, view] : Open(fs::path(Out()) / name)->tensors()) {
+      const auto file = Open(fs::path(Out()) / name);
+      for (const auto& [tensor, view] : file->tensors()) {
         bytes += static_cast<int64_t>(view.data.size());
         if (view.dtype != DType::kI8) continue;
         rows += view.shape[0];
@@ -370,7 +371,7 @@ TEST_F(Quantize, TheDemoModelInInt8TranslatesMostSentencesAsBefore) {
   std::printf("%zu of %zu greedy outputs are equal; largest relative RMS error of a matrix %.2e; %.3f of the bytes\n",
               equal, cases.size(), worst,
               static_cast<double>(report->bytes_after) / static_cast<double>(report->bytes_before));
-  EXPECT_GE(2 * equal, cases.size());
+  EXPECT_GE(4 * equal, 3 * cases.size());
   EXPECT_LT(worst, 0.02);
 }
 

@@ -199,6 +199,7 @@ TEST(Options, TheModelsDefaultsCountWhereTheRequestIsSilent) {
   options.set_early_stopping(v1::EARLY_STOPPING_FALSE);
   options.set_max_tokens(10);
   options.set_min_tokens(0);
+  options.set_forced_end(false);
   options.add_suppressed_ids(7);
   search = Search(options, 5, {}, defaults, {8});
   ASSERT_TRUE(search.ok()) << search.status();
@@ -206,6 +207,7 @@ TEST(Options, TheModelsDefaultsCountWhereTheRequestIsSilent) {
   EXPECT_EQ(search->length_penalty, 1);
   EXPECT_EQ(search->early_stopping, kernels::EarlyStopping::kNo);
   EXPECT_EQ(search->max_tokens, 10);
+  EXPECT_FALSE(search->forced_end);
   EXPECT_EQ(search->min_tokens, 0);
   EXPECT_THAT(search->suppressed, ElementsAre(7, 8));
 }
