@@ -12,6 +12,7 @@
 #include <fstream>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "absl/synchronization/notification.h"
 #include "model_loader/importer/importer.h"
 #include "model_loader/model/prompts.h"
+#include "model_loader/peft/add_adapter.h"
 #include "model_loader/safetensors/safetensors.h"
 #include "model_loader/verify/verify.h"
 #include "nlohmann/json.hpp"
@@ -42,16 +44,33 @@ json Expected(const std::string& checkpoint) {
   return json::parse(stream);
 }
 
+std::vector<std::string> LanguagesOf(const json& cases) {
+  std::set<std::string> languages;
+  for (const json& one : cases) {
+    languages.insert(one.at("source").get<std::string>());
+    languages.insert(one.at("target").get<std::string>());
+  }
+  return {languages.begin(), languages.end()};
+}
+
 // Everything that serves one imported model.
 class Served {
  public:
-  Served(const std::string& checkpoint, const std::string& folder, model_loader::ImportOptions options = {})
+  // `adapters`: folders of tests/data that become adapters of their name, of the languages that cases name.
+  Served(const std::string& checkpoint, const std::string& folder, model_loader::ImportOptions options = {},
+         const std::vector<std::string>& adapters = {})
       : folder_(folder) {
     fs::remove_all(folder);
     options.folder = testing::SourcePath("tests/data/" + checkpoint);
     options.out = folder;
     const auto report = model_loader::Import(options);
     EXPECT_TRUE(report.ok()) << report.status();
+    for (const std::string& adapter : adapters) {
+      const auto added = model_loader::AddPeftAdapter(
+          {folder, LanguagesOf(Expected(adapter).at("cases")), testing::SourcePath("tests/data/" + adapter), ""});
+      EXPECT_TRUE(added.ok()) << added.status();
+      EXPECT_EQ(added.ok() ? added->name : "", adapter);
+    }
     if (report.ok()) Open();
   }
   ~Served() {
@@ -86,6 +105,7 @@ class Served {
 
   bool ok() const { return text_ != nullptr; }
   const model_loader::Model& model() const { return *model_; }
+  int64_t most_rows_in_a_step() const { return engine_->counters().max_step_rows.load(); }
   // Where the model has languages they are named, else left out.
   std::string Named(const std::string& code) const { return languages_->has_languages() ? code : ""; }
 
@@ -387,6 +407,39 @@ TEST_P(SentenceVectors, AreTheReferences) {
 
 INSTANTIATE_TEST_SUITE_P(Checkpoints, SentenceVectors, ::testing::Values("hf-xlmr", "hf-bert"),
                          [](const auto& parameter) { return std::string(parameter.param).substr(3); });
+
+TEST(PeftAdapters, AnswerAsTheReferenceNamedOnBothSidesAndMixedWithRowsThatUseNone) {
+  const std::vector<std::string> adapters = {"hf-nllb-lora-de", "hf-nllb-lora-fr"};
+  Served served("hf-nllb", ::testing::TempDir() + "/parity_adapters", {}, adapters);
+  ASSERT_TRUE(served.ok());
+  v1::TranslateRequest mixed;
+  std::vector<std::vector<int32_t>> expected_ids;
+  // Cases of the model without an adapter, and of both adapters, in one request: the engine batches them together.
+  for (const std::string& folder : {std::string("hf-nllb"), adapters[0], adapters[1]}) {
+    const std::string adapter = folder == "hf-nllb" ? "" : folder;
+    const json cases = Expected(folder).at("cases");
+    if (!adapter.empty()) {
+      ExpectLogits(served, cases, folder.c_str(), adapter);
+      ExpectSearches(served, cases, folder.c_str(), adapter);
+    }
+    v1::TranslateRequest all = TranslateAll(served, cases);
+    *mixed.mutable_options() = all.options();
+    for (int i = 0; i < all.items_size(); ++i) {
+      v1::TranslateItem& item = *mixed.add_items();
+      item = all.items(i);
+      item.set_source_adapter(adapter);
+      item.set_target_adapter(adapter);
+      expected_ids.push_back(Generated(cases[static_cast<size_t>(i)].at("greedy_ids"), 2));
+    }
+  }
+  const v1::TranslateResponse answers = served.Translate(mixed);
+  ASSERT_EQ(static_cast<size_t>(answers.results_size()), expected_ids.size());
+  for (int i = 0; i < answers.results_size(); ++i) {
+    ASSERT_EQ(answers.results(i).status().code(), 0) << answers.results(i).status().message();
+    EXPECT_EQ(Ids(answers.results(i).hypotheses(0).ids()), expected_ids[static_cast<size_t>(i)]) << i;
+  }
+  EXPECT_GE(served.most_rows_in_a_step(), static_cast<int64_t>(expected_ids.size())) << "all of them in one step";
+}
 
 TEST(SentenceVectorPrompts, ByNameEqualThoseInTheText) {
   Served& served = ServedOf("hf-xlmr");
