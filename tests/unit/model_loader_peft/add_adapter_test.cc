@@ -25,7 +25,6 @@ namespace koine::model_loader {
 namespace {
 
 namespace fs = std::filesystem;
-using kernels::DType;
 using nlohmann::json;
 using ::testing::AllOf;
 using ::testing::ElementsAre;

@@ -138,8 +138,9 @@ TEST_P(Plans, Int8KeepsEveryWeightWithinHalfAScaleAndTheRestAsItIs) {
         error_squares += row_errors;
         if (row_weights > 0) worst = std::max(worst, std::sqrt(row_errors / row_weights));
       }
+      const std::string& matrix = tensor;
       const auto line = std::find_if(report->matrices.begin(), report->matrices.end(),
-                                     [&](const TensorError& e) { return e.file == name && e.name == tensor; });
+                                     [&](const TensorError& e) { return e.file == name && e.name == matrix; });
       ASSERT_NE(line, report->matrices.end()) << name << " " << tensor;
       EXPECT_NEAR(line->relative_rms, std::sqrt(error_squares / weight_squares), 1e-9);
       EXPECT_NEAR(line->worst_row_rms, worst, 1e-9);
