@@ -44,6 +44,7 @@ std::optional<DType> DTypeFromName(std::string_view name) {
 const char* Name(Precision precision) { return precision == Precision::kF32 ? "f32" : "bf16"; }
 
 void ConvertToF32(const void* source, DType dtype, int64_t count, float* destination) {
+  if (count == 0) return;  // then either pointer may be null, which memcpy forbids
   if (dtype == DType::kF32) {
     std::memcpy(destination, source, static_cast<size_t>(count) * sizeof(float));
     return;
@@ -57,6 +58,7 @@ void ConvertToF32(const void* source, DType dtype, int64_t count, float* destina
 }
 
 void ConvertFromF32(const float* source, DType dtype, int64_t count, void* destination) {
+  if (count == 0) return;  // then either pointer may be null, which memcpy forbids
   if (dtype == DType::kF32) {
     std::memcpy(destination, source, static_cast<size_t>(count) * sizeof(float));
     return;
