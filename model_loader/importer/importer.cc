@@ -117,6 +117,8 @@ class Importer {
     absl::StatusOr<std::unique_ptr<CheckpointTensors>> checkpoint = CheckpointTensors::Open(folder);
     if (!checkpoint.ok()) return checkpoint.status();
     checkpoint_ = *std::move(checkpoint);
+    // Before anything else is read from them: a damaged .bin file would otherwise become a model.
+    if (const absl::Status sums = checkpoint_->VerifyChecksums(); !sums.ok()) return sums;
     for (const std::string& warning : checkpoint_->warnings()) report_.notes.push_back(warning);
     const std::string path = absl::StrCat(folder, "/config.json");
     const absl::StatusOr<nlohmann::json> json = ReadHfJson(path);
@@ -139,6 +141,7 @@ class Importer {
           CheckpointTensors::Open(absl::StrCat(options_.folder, "/", sentence_.dense_folder));
       if (!dense.ok()) return dense.status();
       dense_ = *std::move(dense);
+      if (const absl::Status sums = dense_->VerifyChecksums(); !sums.ok()) return sums;
     }
     absl::StatusOr<HfTokenizer> tokenizer =
         ReadHfTokenizer(folder, hf_, sentence_.lower_case, options_.legacy_source_order);
