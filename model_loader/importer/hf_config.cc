@@ -225,6 +225,14 @@ absl::StatusOr<HfConfig> ParseHfConfig(const json& value, const std::string& whe
       ReadBert(fields, config);
       break;
   }
+  if (fields.Any("quantization_config") != nullptr && !value["quantization_config"].is_null()) {
+    fields.Fault("quantization_config", "quantised checkpoints are not supported; give the original");
+  }
+  for (const char* key : {"pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"}) {
+    if (!fields.Has(key) || !value[key].is_number_integer()) continue;  // null, or one id of several
+    const int64_t id = value[key].get<int64_t>();
+    if (id < 0 || id >= config.rows) fields.Fault(key, absl::StrCat("is ", id, ", the vocabulary has ", config.rows));
+  }
   if (config.d_head == 0) {
     if (config.d_model % config.heads != 0) {
       faults.Add("", absl::StrCat("the width ", config.d_model, " cannot be divided among ", config.heads, " heads"));
