@@ -326,6 +326,11 @@ class Importer {
     if (config_.shared_embedding) return absl::OkStatus();
     report_.sliced = true;
     if (options_.tables == TableMode::kSample) {
+      if (tokenizer_.config.kind == TokenizerKind::kSentencePieceVocab && tokenizer_.config.files.size() == 3) {
+        return absl::InvalidArgumentError(
+            "--tables sample: translations have pieces of another SentencePiece model than texts, so a sample does not "
+            "tell the rows that they need; use --tables script or full");
+      }
       std::vector<std::string> without;
       for (const LanguageConfig& language : languages_) {
         if (sample_files_.count(language.code) == 0) without.push_back(language.code);

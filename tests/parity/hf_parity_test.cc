@@ -472,7 +472,7 @@ class Sliced : public ::testing::TestWithParam<const char*> {};
 std::map<std::string, std::string> SampleTexts(Served& whole, const json& cases) {
   std::map<std::string, std::string> texts;
   for (const json& one : cases) {
-    const auto target = whole.model().FindLanguage(one.at("target").get<std::string>());
+    const auto target = whole.model().FindLanguage(whole.Named(one.at("target").get<std::string>()));
     EXPECT_TRUE(target.ok()) << target.status();
     const auto text = (*target)->tokenizer().Decode(Ids(one.at("greedy_ids")));
     EXPECT_TRUE(text.ok()) << text.status();
@@ -501,7 +501,7 @@ TEST_P(Sliced, EqualsTheWholeModelWhereItsChoicesLieInTheTable) {
 
   // Rows of each table by their number in the whole one.
   std::map<std::string, std::map<int32_t, int32_t>> rows;
-  const int64_t all_rows = whole.model().FindLanguage("en").value()->weights().vocabulary;
+  const int64_t all_rows = whole.model().FindLanguage(whole.Named("en")).value()->weights().vocabulary;
   double largest_share = 0;
   for (const auto& language : sliced.model().languages()) {
     const auto file = model_loader::SafetensorsFile::Open(
@@ -576,7 +576,8 @@ TEST_P(Sliced, EqualsTheWholeModelWhereItsChoicesLieInTheTable) {
               GetParam(), compared, 100 * largest_share, logits);
 }
 
-INSTANTIATE_TEST_SUITE_P(Checkpoints, Sliced, ::testing::Values("hf-nllb", "hf-m2m100", "hf-mbart50"),
+INSTANTIATE_TEST_SUITE_P(Checkpoints, Sliced,
+                         ::testing::Values("hf-nllb", "hf-m2m100", "hf-mbart50", "hf-mt5", "hf-t5"),
                          [](const auto& parameter) { return std::string(parameter.param).substr(3); });
 
 }  // namespace

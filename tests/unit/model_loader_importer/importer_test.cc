@@ -529,10 +529,8 @@ struct SliceCase {
 };
 
 TEST(Slices, HoldTheSamplesPiecesAndTheOriginalsRows) {
-  for (const auto& [name, language, code] : std::vector<SliceCase>{{"hf-nllb", "en", "eng_Latn"},
-                                                                   {"hf-m2m100", "de", "de"},
-                                                                   {"hf-mt5", "en", "en"},
-                                                                   {"hf-marian", "en", "en"}}) {
+  for (const auto& [name, language, code] :
+       std::vector<SliceCase>{{"hf-nllb", "en", "eng_Latn"}, {"hf-m2m100", "de", "de"}, {"hf-mt5", "en", "en"}}) {
     SCOPED_TRACE(name);
     const CheckpointCopy checkpoint(name);
     const json expected = json::parse(ReadText(DataPath(name) + "/expected.json"));
@@ -583,6 +581,14 @@ TEST(Slices, HoldTheSamplesPiecesAndTheOriginalsRows) {
     }
     EXPECT_THAT(Render(*report), HasSubstr(" -> "));
   }
+}
+
+TEST(Slices, ASampleDoesNotTellTheRowsOfTranslationsWithPiecesOfTheirOwn) {
+  const CheckpointCopy checkpoint("hf-marian");
+  ImportOptions options = checkpoint.Options();
+  options.languages = {"en", "de"};
+  options.tables = TableMode::kSample;
+  EXPECT_THAT(checkpoint.Fault(options), HasSubstr("another SentencePiece model"));
 }
 
 TEST(Slices, SpecialTokensHaveTheSameRowsInEveryTable) {
