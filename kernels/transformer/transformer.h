@@ -113,8 +113,8 @@ class Transformer {
   void Logits(Workspace& workspace, const LanguageWeights& language, const float* hidden, int64_t rows,
               float* logits) const;
 
-  // One sentence's vector: the mean of `rows` rows [rows, d_model], the dense layer if there is one, and, if
-  // `normalize`, to length 1. out has pooled_size() elements. REQUIRES rows >= 1.
+  // One sentence's vector: the mean of rows [count, d_model] (CLS: count 1), the dense layer if there is one, and, if
+  // `normalize`, to length 1. out has pooled_size() elements. REQUIRES count >= 1.
   void Pool(Workspace& workspace, const float* rows, int64_t count, bool normalize, float* out) const;
   int64_t pooled_size() const;
 

@@ -111,6 +111,19 @@ size_t SizeOf(ElementType type) {
   return 1;
 }
 
+std::optional<kernels::DType> CheckpointTensor::float_type() const {
+  switch (type) {
+    case ElementType::kF32:
+      return kernels::DType::kF32;
+    case ElementType::kF16:
+      return kernels::DType::kF16;
+    case ElementType::kBF16:
+      return kernels::DType::kBF16;
+    default:
+      return std::nullopt;
+  }
+}
+
 int64_t CheckpointTensor::elements() const { return rows() * row_elements(); }
 
 int64_t CheckpointTensor::row_elements() const {

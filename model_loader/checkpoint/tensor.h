@@ -4,11 +4,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/types/span.h"
+#include "kernels/tensor/dtype.h"
 
 namespace koine::model_loader {
 
@@ -27,7 +29,8 @@ struct CheckpointTensor {
   // The whole storage; unaligned. Checked: every element lies in it.
   absl::Span<const uint8_t> storage;
 
-  bool is_float() const { return type == ElementType::kF32 || type == ElementType::kF16 || type == ElementType::kBF16; }
+  bool is_float() const { return float_type().has_value(); }
+  std::optional<kernels::DType> float_type() const;  // F32, F16 or BF16
   int64_t elements() const;
   int64_t rows() const { return shape.empty() ? 1 : shape.front(); }
   int64_t row_elements() const;  // of one row: the product of the other dimensions

@@ -189,7 +189,8 @@ bool ShapeMatches(const std::vector<int64_t>& expected, const std::vector<int64_
   return true;
 }
 
-// One group of names for the message, cut at 100 so that a foreign file does not fill the log.
+}  // namespace
+
 void AppendGroup(absl::string_view title, const std::vector<std::string>& items, std::vector<std::string>& groups) {
   constexpr size_t kMaxListed = 100;
   if (items.empty()) return;
@@ -199,8 +200,6 @@ void AppendGroup(absl::string_view title, const std::vector<std::string>& items,
   if (listed < items.size()) absl::StrAppend(&text, ", and ", items.size() - listed, " more");
   groups.push_back(std::move(text));
 }
-
-}  // namespace
 
 std::string_view Name(Component component) {
   switch (component) {

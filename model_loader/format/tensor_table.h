@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "model_loader/format/config.h"
 #include "model_loader/safetensors/safetensors.h"
 
@@ -58,6 +59,10 @@ std::vector<TensorSpec> SharedTensors(const ModelConfig& config);
 std::vector<TensorSpec> LanguageTensors(const ModelConfig& config, const AdapterConfig& adapter);
 // Tensors of an adapter alone (adapters/<name>/adapter.safetensors); LoRA pairs are optional one by one.
 std::vector<TensorSpec> AdapterTensors(const ModelConfig& config, const AdapterConfig& adapter);
+
+// Adds "title (number): item, item, ..." to the parts of a message, unless there are none; cut at 100 so that a foreign
+// file does not fill the log.
+void AppendGroup(absl::string_view title, const std::vector<std::string>& items, std::vector<std::string>& groups);
 
 // Holds a file against its list: all missing, unknown, misshaped and mistyped tensors in one INVALID_ARGUMENT, by name;
 // half LoRA pairs, I8 matrices without row scales and tensors that disagree about the vocabulary's size too. On success

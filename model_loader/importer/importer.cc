@@ -33,17 +33,6 @@ namespace {
 namespace fs = std::filesystem;
 using kernels::DType;
 
-DType StoredType(ElementType type) {
-  switch (type) {
-    case ElementType::kF16:
-      return DType::kF16;
-    case ElementType::kBF16:
-      return DType::kBF16;
-    default:
-      return DType::kF32;
-  }
-}
-
 // Whether every value of stored floats is a number: the exponent is not all ones.
 bool AllFinite(absl::Span<const uint8_t> bytes, DType type) {
   bool finite = true;
@@ -431,7 +420,7 @@ class Importer {
     std::vector<int64_t> shape = tensor.shape;
     if (ids != nullptr) shape.front() = static_cast<int64_t>(ids->size());
     // A sum of two tensors of a narrow type needs the wide one.
-    const DType stored = source.added_row.has_value() ? DType::kF32 : StoredType(tensor.type);
+    const DType stored = source.added_row.has_value() ? DType::kF32 : tensor.float_type().value_or(DType::kF32);
     const DType type = options_.dtype.value_or(stored);
     LoadedTensor loaded;
     loaded.name = name;
@@ -578,7 +567,7 @@ class Importer {
     const auto bytes_of = [this](const char* name) -> int64_t {
       const auto found = plan_.sources.find(name);
       if (found == plan_.sources.end()) return 0;
-      const DType type = options_.dtype.value_or(StoredType(found->second.tensor.type));
+      const DType type = options_.dtype.value_or(found->second.tensor.float_type().value_or(DType::kF32));
       return found->second.tensor.elements() * static_cast<int64_t>(kernels::SizeOf(type));
     };
     report_.table_bytes = bytes_of("embedding.weight") + bytes_of("output.weight");

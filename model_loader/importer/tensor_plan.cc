@@ -17,16 +17,6 @@
 namespace koine::model_loader {
 namespace {
 
-void AppendGroup(absl::string_view title, const std::vector<std::string>& items, std::vector<std::string>& groups) {
-  constexpr size_t kMaxListed = 100;
-  if (items.empty()) return;
-  const size_t listed = std::min(items.size(), kMaxListed);
-  std::string text =
-      absl::StrCat(title, " (", items.size(), "): ", absl::StrJoin(items.begin(), items.begin() + listed, ", "));
-  if (listed < items.size()) absl::StrAppend(&text, ", and ", items.size() - listed, " more");
-  groups.push_back(std::move(text));
-}
-
 // The number in "encoder.layers.12.ffn.up.weight", or -1; whether it is the decoder's.
 int64_t LayerNumber(std::string_view koine_name, bool* decoder) {
   for (const std::string_view prefix : {std::string_view("encoder.layers."), std::string_view("decoder.layers.")}) {

@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "model_loader/format/folder.h"
 #include "model_loader/model/arena.h"
 #include "model_loader/safetensors/safetensors.h"
 #include "model_loader/safetensors/strict_json.h"
@@ -53,19 +54,6 @@ absl::StatusOr<std::shared_ptr<const Tokenizer>> DescribedTokenizer(const fs::pa
   if (!sliced.ok())
     return absl::Status(sliced.status().code(), absl::StrCat(file.name(), ": ", sliced.status().message()));
   return std::shared_ptr<const Tokenizer>(*std::move(sliced));
-}
-
-// Every file of a folder whose name starts with a dot is somebody's work in progress (a language being copied in).
-std::vector<std::string> FoldersIn(const fs::path& directory) {
-  std::vector<std::string> names;
-  std::error_code error;
-  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
-    const std::string name = it->path().filename().string();
-    if (name.empty() || name[0] == '.' || !it->is_directory(error)) continue;
-    names.push_back(name);
-  }
-  std::sort(names.begin(), names.end());
-  return names;
 }
 
 std::vector<LoadedTensor> Loaded(const SafetensorsFile& file, const std::vector<TensorSpec>& specs) {
@@ -369,7 +357,7 @@ class LanguageLoader {
     plan.mapped_bytes = Arena::WholePages(part->builder->bytes());
     plan.tokenizer_bytes = language_->tokenizer_bytes_;
     for (const LoadedTensor& tensor : Loaded(*part->file, part->specs)) plan.parameters += tensor.parameters();
-    for (const std::string& name : FoldersIn(folder_ / "adapters")) {
+    for (const std::string& name : FoldersIn((folder_ / "adapters").string())) {
       Adapter adapter;
       auto further = OpenAdapter(name, &adapter);
       if (!further.ok()) return further.status();
@@ -394,7 +382,7 @@ class LanguageLoader {
     language_->arena_ = *std::move(arena);
     if (!model_.config_.shared_embedding) TieEmbedding(model_.config_, model_.precision(), &language_->weights_);
     language_->tensors_ = Loaded(*part->file, part->specs);
-    for (const std::string& name : FoldersIn(folder_ / "adapters")) {
+    for (const std::string& name : FoldersIn((folder_ / "adapters").string())) {
       auto adapter = std::make_unique<Adapter>();
       auto further = OpenAdapter(name, adapter.get());
       if (!further.ok()) return further.status();
@@ -450,14 +438,11 @@ class LanguageLoader {
       return absl::NotFoundError(absl::StrCat(folder_.string(), ": no such language folder",
                                               promised ? absl::StrCat(", but model.json lists ", code_) : ""));
     }
-    const std::string path = (folder_ / "language.json").string();
-    auto text = ReadJsonText(path);
-    if (!text.ok()) return text.status();
-    auto parsed = ParseLanguageConfig(*text, path);
+    auto parsed = ReadLanguageConfig(folder_.string());
     if (!parsed.ok()) return parsed.status();
     if (parsed->code != code_) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(path, ": code is \"", parsed->code, "\" but the folder is named \"", code_, "\""));
+      return absl::InvalidArgumentError(absl::StrCat(folder_.string(), "/language.json: code is \"", parsed->code,
+                                                     "\" but the folder is named \"", code_, "\""));
     }
     language_ = std::make_shared<Language>();
     language_->config_ = *std::move(parsed);
@@ -637,10 +622,7 @@ class SharedLoader {
     if (fs::is_empty(directory, error)) {
       return absl::NotFoundError(absl::StrCat("model folder ", model_->directory_, " is empty"));
     }
-    const std::string path = Path("model.json").string();
-    auto text = ReadJsonText(path);
-    if (!text.ok()) return text.status();
-    auto config = ParseModelConfig(*text, path);
+    auto config = ReadModelConfig(model_->directory_);
     if (!config.ok()) return config.status();
     model_->config_ = *std::move(config);
     return absl::OkStatus();
@@ -741,7 +723,7 @@ absl::StatusOr<std::shared_ptr<const Model>> Model::Load(const std::string& dire
 std::vector<std::string> Model::LanguageCodes() const {
   std::vector<std::string> codes = config_.languages;
   const std::set<std::string> listed(codes.begin(), codes.end());
-  for (const std::string& code : FoldersIn(fs::path(directory_) / "languages")) {
+  for (const std::string& code : FoldersIn(absl::StrCat(directory_, "/languages"))) {
     if (listed.count(code) == 0) codes.push_back(code);
   }
   if (codes.empty() && nameless_) codes.emplace_back();

@@ -12,6 +12,7 @@
 #include "kernels/ops/ops.h"
 #include "model_loader/checkpoint/checkpoint_tensors.h"
 #include "model_loader/format/config.h"
+#include "model_loader/format/folder.h"
 #include "model_loader/format/json_fields.h"
 #include "model_loader/format/tensor_table.h"
 #include "model_loader/importer/hf_names.h"
@@ -59,19 +60,6 @@ const char* WhatElse(std::string_view name) {
          "supported";
 }
 
-std::optional<kernels::DType> StoredType(ElementType type) {
-  switch (type) {
-    case ElementType::kF32:
-      return kernels::DType::kF32;
-    case ElementType::kF16:
-      return kernels::DType::kF16;
-    case ElementType::kBF16:
-      return kernels::DType::kBF16;
-    default:
-      return std::nullopt;
-  }
-}
-
 bool AllNumbers(const CheckpointTensor& tensor) {
   std::vector<float> row(static_cast<size_t>(tensor.row_elements()));
   for (int64_t i = 0; i < tensor.rows(); ++i) {
@@ -81,22 +69,12 @@ bool AllNumbers(const CheckpointTensor& tensor) {
   return true;
 }
 
-absl::StatusOr<ModelConfig> ReadModel(const fs::path& folder) {
-  const std::string path = (folder / "model.json").string();
-  const absl::StatusOr<std::string> text = ReadJsonText(path);
-  return text.ok() ? ParseModelConfig(*text, path) : text.status();
-}
-
 // Codes of the languages that are asked for.
 absl::StatusOr<std::vector<std::string>> FindLanguages(const fs::path& model, const std::vector<std::string>& asked) {
   LanguageNames names;
   std::error_code error;
-  for (fs::directory_iterator it(model / "languages", error), end; !error && it != end; it.increment(error)) {
-    if (it->path().filename().string().front() == '.' || !it->is_directory(error)) continue;
-    const std::string path = (it->path() / "language.json").string();
-    const absl::StatusOr<std::string> text = ReadJsonText(path);
-    if (!text.ok()) return text.status();
-    const absl::StatusOr<LanguageConfig> language = ParseLanguageConfig(*text, path);
+  for (const std::string& folder : FoldersIn((model / "languages").string())) {
+    const absl::StatusOr<LanguageConfig> language = ReadLanguageConfig((model / "languages" / folder).string());
     if (!language.ok()) return language.status();
     if (const absl::Status added = names.Add(*language); !added.ok()) return added;
   }
@@ -166,7 +144,7 @@ class Fitting {
              const std::vector<int64_t>& shape) {
     if (tensor.shape != shape) {
       Fault(module, absl::StrCat(half, " is ", ShapeToString(tensor.shape), ", not ", ShapeToString(shape)));
-    } else if (!StoredType(tensor.type).has_value()) {
+    } else if (!tensor.is_float()) {
       Fault(module, absl::StrCat(half, " is ", Name(tensor.type), ", not F32, F16 or BF16"));
     } else if (!AllNumbers(tensor)) {
       Fault(module, absl::StrCat(half, " holds a NaN or an infinity"));
@@ -181,7 +159,7 @@ class Fitting {
 };
 
 absl::Status AddTensor(const std::string& name, const CheckpointTensor& tensor, SafetensorsWriter* writer) {
-  return writer->AddRows(name, *StoredType(tensor.type), tensor.shape,
+  return writer->AddRows(name, *tensor.float_type(), tensor.shape,
                          [&tensor](int64_t first, int64_t count, absl::Span<uint8_t> chunk) {
                            return tensor.ReadBytes(first, count, chunk);
                          });
@@ -191,7 +169,7 @@ absl::Status AddTensor(const std::string& name, const CheckpointTensor& tensor, 
 
 absl::StatusOr<AddAdapterReport> AddPeftAdapter(const AddAdapterOptions& options) {
   AddAdapterReport report;
-  const absl::StatusOr<ModelConfig> model = ReadModel(options.model);
+  const absl::StatusOr<ModelConfig> model = ReadModelConfig(options.model);
   if (!model.ok()) return model.status();
   auto codes = FindLanguages(options.model, options.languages);
   if (!codes.ok()) return codes.status();

@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/ops/ops.h"
 #include "model_loader/format/config.h"
+#include "model_loader/format/folder.h"
 #include "model_loader/format/tensor_table.h"
 #include "model_loader/safetensors/safetensors.h"
 #include "model_loader/safetensors/strict_json.h"
@@ -36,25 +37,12 @@ struct Part {
 
 // The weight files that hold matrices to convert, all checked.
 absl::StatusOr<std::vector<Part>> OpenParts(const fs::path& folder) {
-  const std::string model_json = (folder / "model.json").string();
-  const absl::StatusOr<std::string> text = ReadJsonText(model_json);
-  if (!text.ok()) return text.status();
-  const absl::StatusOr<ModelConfig> config = ParseModelConfig(*text, model_json);
+  const absl::StatusOr<ModelConfig> config = ReadModelConfig(folder.string());
   if (!config.ok()) return config.status();
   std::vector<Part> parts;
   parts.push_back({"shared.safetensors", SharedTensors(*config), nullptr});
-  std::vector<std::string> codes;
-  std::error_code error;
-  for (fs::directory_iterator it(folder / "languages", error), end; !error && it != end; it.increment(error)) {
-    const std::string code = it->path().filename().string();
-    if (code.front() != '.' && it->is_directory(error)) codes.push_back(code);
-  }
-  std::sort(codes.begin(), codes.end());
-  for (const std::string& code : codes) {
-    const std::string language_json = (folder / "languages" / code / "language.json").string();
-    const absl::StatusOr<std::string> language_text = ReadJsonText(language_json);
-    if (!language_text.ok()) return language_text.status();
-    const absl::StatusOr<LanguageConfig> language = ParseLanguageConfig(*language_text, language_json);
+  for (const std::string& code : FoldersIn((folder / "languages").string())) {
+    const absl::StatusOr<LanguageConfig> language = ReadLanguageConfig((folder / "languages" / code).string());
     if (!language.ok()) return language.status();
     parts.push_back({absl::StrCat("languages/", code, "/language.safetensors"),
                      LanguageTensors(*config, language->adapter), nullptr});

@@ -110,14 +110,16 @@ std::vector<JobPtr> JobQueue::Take(const Room& room, absl::Span<const model_load
     const size_t part = (jobs_.size() + static_cast<size_t>(room.workers) - 1) / static_cast<size_t>(room.workers);
     Room left = room;
     const absl::Time now = absl::Now();
-    std::vector<JobPtr> window;
-    for (auto it = jobs_.begin(); it != jobs_.end() && window.size() < kWindow; ++it) window.push_back(it->second);
+    // Of what the map holds: a step under load looks at the whole window and takes few.
+    std::vector<const JobPtr*> window;
+    window.reserve(std::min(jobs_.size(), kWindow));
+    for (auto it = jobs_.begin(); it != jobs_.end() && window.size() < kWindow; ++it) window.push_back(&it->second);
     std::vector<bool> chosen(window.size(), false);
     size_t end = 0;  // after the last one chosen
     bool blocked = false;
     const auto overdue = [now](const Job& job) { return now - job.passed_over > kAgeCap; };
     const auto consider = [&](size_t i) {
-      const Job& job = *window[i];
+      const Job& job = **window[i];
       const bool alone = left.idle && taken.empty();
       const bool fits = job.rows() <= left.rows && job.tokens() <= left.tokens && KvBlocksFor(job) <= left.blocks;
       if (!fits && !(alone && KvBlocksFor(job) <= left.blocks)) {
@@ -130,17 +132,17 @@ std::vector<JobPtr> JobQueue::Take(const Room& room, absl::Span<const model_load
       left.blocks -= KvBlocksFor(job);
       chosen[i] = true;
       end = std::max(end, i + 1);
-      taken.push_back(window[i]);
+      taken.push_back(*window[i]);
     };
     // Those passed over for too long and those whose table is live, then the rest; in order in both.
     for (size_t i = 0; i < window.size() && !blocked && taken.size() < part; ++i) {
-      if (overdue(*window[i]) || Contains(live, window[i]->target.get())) consider(i);
+      if (overdue(**window[i]) || Contains(live, (*window[i])->target.get())) consider(i);
     }
     for (size_t i = 0; i < window.size() && !blocked && taken.size() < part; ++i) {
       if (!chosen[i]) consider(i);
     }
     for (size_t i = 0; i < end; ++i) {
-      if (!chosen[i]) window[i]->passed_over = std::min(window[i]->passed_over, now);
+      if (!chosen[i]) (*window[i])->passed_over = std::min((*window[i])->passed_over, now);
     }
     int64_t last = virtual_time_;
     for (const JobPtr& job : taken) {
