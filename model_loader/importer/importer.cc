@@ -310,16 +310,22 @@ class Importer {
     return absl::OkStatus();
   }
 
+  // Where translations are made of another SentencePiece model's pieces than texts (MarianMT): a tokenizer that cuts
+  // with that model, into the same ids. Null elsewhere.
+  absl::StatusOr<std::unique_ptr<Tokenizer>> TranslationTokenizer() const {
+    if (tokenizer_.config.kind != TokenizerKind::kSentencePieceVocab || tokenizer_.config.files.size() != 3) {
+      return std::unique_ptr<Tokenizer>();
+    }
+    TokenizerConfig config = tokenizer_.config;
+    config.files.erase(config.files.begin());
+    return ParseTokenizer(config, {tokenizer_.contents[1], tokenizer_.contents[2]});
+  }
+
   absl::Status MakeSlices() {
     slices_.resize(languages_.size());
     if (config_.shared_embedding) return absl::OkStatus();
     report_.sliced = true;
     if (options_.tables == TableMode::kSample) {
-      if (tokenizer_.config.kind == TokenizerKind::kSentencePieceVocab && tokenizer_.config.files.size() == 3) {
-        return absl::InvalidArgumentError(
-            "--tables sample: translations have pieces of another SentencePiece model than texts, so a sample does not "
-            "tell the rows that they need; use --tables script or full");
-      }
       std::vector<std::string> without;
       for (const LanguageConfig& language : languages_) {
         if (sample_files_.count(language.code) == 0) without.push_back(language.code);
@@ -330,6 +336,8 @@ class Importer {
       }
     }
     const std::vector<int32_t> common = CommonRows(tokenizer());
+    const absl::StatusOr<std::unique_ptr<Tokenizer>> translations = TranslationTokenizer();
+    if (!translations.ok()) return translations.status();
     // What is never generated must be there to be masked.
     std::set<int32_t> suppressed;
     for (const std::string& piece : config_.generation.suppressed) suppressed.insert(tokenizer().PieceToId(piece));
@@ -338,6 +346,10 @@ class Importer {
       sample.ids = suppressed;
       for (const std::string& file : sample_files_[languages_[i].code]) {
         if (absl::Status status = AddSample(file, tokenizer(), &sample); !status.ok()) return status;
+        if (*translations == nullptr) continue;
+        const absl::StatusOr<SamplePieces> translated = ReadSample(file, **translations);
+        if (!translated.ok()) return translated.status();
+        sample.ids.insert(translated->ids.begin(), translated->ids.end());
       }
       if (options_.tables == TableMode::kScript && languages_[i].script.empty()) {
         return absl::InvalidArgumentError(
@@ -357,7 +369,7 @@ class Importer {
         if (!restricted.ok()) return restricted.status();
         report.unknown_slice = 0;
         for (const std::string& file : sample_files_[languages_[i].code]) {
-          const absl::StatusOr<SamplePieces> counted = CountSample(file, **restricted);
+          const absl::StatusOr<SamplePieces> counted = ReadSample(file, **restricted);
           if (!counted.ok()) return counted.status();
           report.unknown_slice += counted->unknown;
         }

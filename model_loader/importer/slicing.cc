@@ -99,7 +99,7 @@ absl::Status AddSample(const std::string& path, const Tokenizer& tokenizer, Samp
   });
 }
 
-absl::StatusOr<SamplePieces> CountSample(const std::string& path, const Tokenizer& tokenizer) {
+absl::StatusOr<SamplePieces> ReadSample(const std::string& path, const Tokenizer& tokenizer) {
   SamplePieces sample;
   if (absl::Status status = AddSample(path, tokenizer, &sample); !status.ok()) return status;
   return sample;

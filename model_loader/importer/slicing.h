@@ -20,8 +20,8 @@ struct SamplePieces {
 };
 // Adds a file's pieces. NOT_FOUND; INVALID_ARGUMENT for bytes that are no UTF-8, naming the line.
 absl::Status AddSample(const std::string& path, const Tokenizer& tokenizer, SamplePieces* sample);
-// The same text through another tokenizer: only counts.
-absl::StatusOr<SamplePieces> CountSample(const std::string& path, const Tokenizer& tokenizer);
+// The pieces of one file.
+absl::StatusOr<SamplePieces> ReadSample(const std::string& path, const Tokenizer& tokenizer);
 
 // What every table starts with, in this order: the unknown piece and all markers by id (special tokens and the tags of
 // all languages), then byte pieces. They have the same rows in every table.

@@ -468,16 +468,19 @@ TEST(SentenceVectorPrompts, ByNameEqualThoseInTheText) {
 // wherever its choices lie in the table.
 class Sliced : public ::testing::TestWithParam<const char*> {};
 
-// For each language the texts that its table must hold: sources, and what the whole model translates into it.
+// For each language the texts that its table must hold: sources, what the whole model translates into it, and what it is
+// made to write step by step.
 std::map<std::string, std::string> SampleTexts(Served& whole, const json& cases) {
   std::map<std::string, std::string> texts;
   for (const json& one : cases) {
     const auto target = whole.model().FindLanguage(whole.Named(one.at("target").get<std::string>()));
     EXPECT_TRUE(target.ok()) << target.status();
-    const auto text = (*target)->tokenizer().Decode(Ids(one.at("greedy_ids")));
-    EXPECT_TRUE(text.ok()) << text.status();
     texts[one.at("source")] += one.at("text").get<std::string>() + "\n";
-    texts[one.at("target")] += *text + "\n";
+    for (const char* written : {"greedy_ids", "decoder_input_ids"}) {
+      const auto text = (*target)->tokenizer().Decode(Ids(one.at(written)));
+      EXPECT_TRUE(text.ok()) << text.status();
+      texts[one.at("target")] += *text + "\n";
+    }
   }
   return texts;
 }
@@ -548,19 +551,17 @@ TEST_P(Sliced, EqualsTheWholeModelWhereItsChoicesLieInTheTable) {
     sample.target = target;
     sample.source_ids = ids;
     sample.encoder_last_row = one.at("encoder_last_row").get<std::vector<double>>();
-    if (mapped(target, Ids(one.at("decoder_input_ids")), &ids)) {
-      sample.decoder_ids = ids;
-      for (const json& step : one.at("logits_top8")) {
-        auto& top = sample.logits_top.emplace_back();
-        for (const json& pair : step) {
-          if (mapped(target, {pair[0].get<int32_t>()}, &ids)) top.push_back({ids[0], pair[1].get<double>()});
-        }
+    ASSERT_TRUE(mapped(target, Ids(one.at("decoder_input_ids")), &sample.decoder_ids));
+    for (const json& step : one.at("logits_top8")) {
+      auto& top = sample.logits_top.emplace_back();
+      for (const json& pair : step) {
+        if (mapped(target, {pair[0].get<int32_t>()}, &ids)) top.push_back({ids[0], pair[1].get<double>()});
       }
-      const json& first = one.at("logits_first_row");
-      for (size_t id = 0; id < first.size(); ++id) {
-        if (mapped(target, {static_cast<int32_t>(id)}, &ids)) {
-          sample.logits_top[0].push_back({ids[0], first[id].get<double>()});
-        }
+    }
+    const json& first = one.at("logits_first_row");
+    for (size_t id = 0; id < first.size(); ++id) {
+      if (mapped(target, {static_cast<int32_t>(id)}, &ids)) {
+        sample.logits_top[0].push_back({ids[0], first[id].get<double>()});
       }
     }
     const auto report = model_loader::VerifySample(sliced.model(), sample, i, {kLogits});
@@ -577,7 +578,7 @@ TEST_P(Sliced, EqualsTheWholeModelWhereItsChoicesLieInTheTable) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Checkpoints, Sliced,
-                         ::testing::Values("hf-nllb", "hf-m2m100", "hf-mbart50", "hf-mt5", "hf-t5"),
+                         ::testing::Values("hf-nllb", "hf-m2m100", "hf-mbart50", "hf-mt5", "hf-t5", "hf-marian"),
                          [](const auto& parameter) { return std::string(parameter.param).substr(3); });
 
 }  // namespace
