@@ -15,7 +15,7 @@ build=(
   libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
   libdnnl-dev libabsl-dev libsentencepiece-dev libhwy-dev
   libspdlog-dev libcli11-dev nlohmann-json3-dev libcpp-httplib-dev prometheus-cpp-dev
-  libicu-dev zlib1g-dev
+  libicu-dev libssl-dev zlib1g-dev
 )
 tests=(
   "${build[@]}"
@@ -27,7 +27,7 @@ container=(buildah debootstrap)
 runtime=(
   libgrpc++1.51 libprotobuf32 libdnnl2 libabsl20220623
   libsentencepiece0 libhwy1 libspdlog1.10 libgomp1
-  libcpp-httplib0.11 libprometheus-cpp-core1.0 libicu72 zlib1g
+  libcpp-httplib0.11 libprometheus-cpp-core1.0 libicu72 libssl3 zlib1g
 )
 
 wanted=()

@@ -57,7 +57,7 @@ struct Arguments {
   std::optional<int> min_tokens;
   std::optional<double> length_penalty;
   std::string early_stopping;
-  bool truncate = false, scores = false;
+  bool truncate = false, scores = false, ids = false;
   std::string prompt;  // encode too
   // encode
   std::string language, adapter;
@@ -132,6 +132,7 @@ class TranslateTask {
     request.set_prompt(arguments_.prompt);
     options.set_truncate(arguments_.truncate);
     options.set_return_scores(arguments_.scores);
+    options.set_return_ids(arguments_.ids);
     return request;
   }
 
@@ -187,6 +188,7 @@ class EncodeTask {
     request.set_prompt(arguments_.prompt);
     if (arguments_.no_normalize) request.mutable_options()->set_normalize(false);
     request.mutable_options()->set_truncate(arguments_.truncate);
+    request.mutable_options()->set_return_ids(arguments_.ids);
     return request;
   }
 
@@ -629,8 +631,12 @@ int RunCli(int argc, const char* const* argv, const std::string& version, const 
     sub->footer(kFooter);
     return sub;
   };
-  const auto json = [&](CLI::App* sub, const char* what) { sub->add_flag("--json", arguments.json, what); };
-  constexpr char kJsonItems[] = "Print the reply as JSON, one object; of standard input one object for each line";
+  const auto json = [&](CLI::App* sub, const char* what) { return sub->add_flag("--json", arguments.json, what); };
+  const auto items = [&](CLI::App* sub) {
+    CLI::Option* as_json = json(sub, "Print the reply as JSON, one object; of standard input one object for each line");
+    sub->add_flag("--ids", arguments.ids, "With the token ids that the model read and wrote")->needs(as_json);
+    return as_json;
+  };
   constexpr char kTexts[] = "Texts; without any, lines of standard input";
   constexpr char kJson[] = "Print the reply as JSON";
 
@@ -665,7 +671,7 @@ int RunCli(int argc, const char* const* argv, const std::string& version, const 
   translate->add_flag("--truncate", arguments.truncate, "Cut texts that are too long instead of refusing them");
   translate->add_flag("--scores", arguments.scores,
                       "Put the score (mean natural-log probability, unless --length-penalty) and a tab before each");
-  json(translate, kJsonItems);
+  items(translate);
   translate->add_option("TEXT", arguments.texts, kTexts);
 
   CLI::App* encode = command("encode", "Print sentence vectors of texts, or of lines of standard input");
@@ -677,8 +683,7 @@ int RunCli(int argc, const char* const* argv, const std::string& version, const 
   encode->add_flag("--truncate", arguments.truncate, "Cut texts that are too long instead of refusing them");
   CLI::Option* cosine =
       encode->add_flag("--cosine", arguments.cosine, "Print the cosine of each pair of texts instead of the vectors");
-  json(encode, kJsonItems);
-  cosine->excludes(encode->get_option("--json"));
+  cosine->excludes(items(encode));
   encode->add_option("TEXT", arguments.texts, kTexts);
 
   CLI::App* stats = command("stats", "Parameters and bytes by owner and component, and what the server is doing");

@@ -53,20 +53,28 @@ std::string FormulaText(const OwnerAccount& owner) {
 }  // namespace
 
 std::string RenderTable(const Account& account) {
-  TextTable owners({"owner", "parameters", "by formula", "file bytes", "mapped", "resident", "tensors"});
-  const auto add = [&owners](const OwnerAccount& owner) {
-    owners.Add({Label(owner), Grouped(owner.total.parameters), FormulaText(owner), HumanBytes(owner.total.bytes),
-                HumanBytes(owner.mapped_bytes),
-                owner.resident_bytes.has_value() ? HumanBytes(*owner.resident_bytes) : "",
-                Grouped(owner.total.tensors)});
+  // A model that is not loaded maps nothing: no columns of memory then.
+  const bool loaded = account.mapped_bytes > 0;
+  const auto row = [loaded](std::string owner, const std::string& formula, const Tally& total, int64_t mapped,
+                            const std::optional<int64_t>& resident) {
+    std::vector<std::string> cells = {std::move(owner), Grouped(total.parameters), formula, HumanBytes(total.bytes),
+                                      Grouped(total.tensors)};
+    if (loaded) {
+      cells.push_back(HumanBytes(mapped));
+      cells.push_back(resident.has_value() ? HumanBytes(*resident) : "");
+    }
+    return cells;
+  };
+  std::vector<std::string> header = {"owner", "parameters", "by formula", "file bytes", "tensors"};
+  if (loaded) header.insert(header.end(), {"mapped", "resident"});
+  TextTable owners(std::move(header));
+  const auto add = [&](const OwnerAccount& owner) {
+    owners.Add(row(Label(owner), FormulaText(owner), owner.total, owner.mapped_bytes, owner.resident_bytes));
   };
   add(account.shared);
   for (const OwnerAccount& language : account.languages) add(language);
   owners.Rule();
-  owners.Add({"total", Grouped(account.total.parameters), "", HumanBytes(account.total.bytes),
-              HumanBytes(account.mapped_bytes),
-              account.resident_bytes.has_value() ? HumanBytes(*account.resident_bytes) : "",
-              Grouped(account.total.tensors)});
+  owners.Add(row("total", "", account.total, account.mapped_bytes, account.resident_bytes));
   std::string text = owners.Render() + "\n";
 
   TextTable components({"component", "shared", "languages", "all", "bytes"});

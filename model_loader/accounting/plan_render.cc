@@ -22,20 +22,6 @@ std::string FitText(const PlanRow& row) {
   return row.languages_that_fit.has_value() ? Grouped(*row.languages_that_fit) : "";
 }
 
-std::string_view Name(AdapterKind kind) {
-  switch (kind) {
-    case AdapterKind::kNone:
-      return "none";
-    case AdapterKind::kScale:
-      return "scale";
-    case AdapterKind::kBottleneck:
-      return "bottleneck";
-    case AdapterKind::kLora:
-      return "lora";
-  }
-  return "none";
-}
-
 std::string EscapeXml(const std::string& text) {
   return absl::StrReplaceAll(text, {{"&", "&amp;"}, {"<", "&lt;"}, {">", "&gt;"}, {"\"", "&quot;"}});
 }
@@ -134,7 +120,7 @@ std::string ToJson(const PlanReport& report) {
       {"shared_embedding", shape.shared_embedding},
       {"tied_output", shape.tied_output},
       {"output_bias", shape.output_bias},
-      {"adapter", std::string(Name(shape.adapter.kind))},
+      {"adapter", Name(shape.adapter.kind)},
       {"adapter_rank", shape.adapter.rank},
       {"dtype", std::string(kernels::Name(shape.dtype))},
   };

@@ -71,6 +71,15 @@ std::string NameOf(const std::vector<std::pair<std::string, T>>& names, T value)
 
 std::string ActivationName(Activation activation) { return NameOf(Activations(), activation); }
 
+const std::vector<std::pair<std::string, AdapterKind>>& AdapterKinds() {
+  static const auto& values =
+      *new std::vector<std::pair<std::string, AdapterKind>>{{"none", AdapterKind::kNone},
+                                                            {"scale", AdapterKind::kScale},
+                                                            {"bottleneck", AdapterKind::kBottleneck},
+                                                            {"lora", AdapterKind::kLora}};
+  return values;
+}
+
 std::string FoldCode(const std::string& code) { return absl::StrReplaceAll(absl::AsciiStrToLower(code), {{"_", "-"}}); }
 
 // Ids fit 22 bits: 16 times the largest published vocabulary (256,206 rows), and a table of names stays below 150 MB.
@@ -196,10 +205,7 @@ void ReadPairs(Fields& fields, AdapterConfig& adapter) {
 AdapterConfig ReadAdapter(Fields fields) {
   AdapterConfig adapter;
   if (!fields.present()) return adapter;
-  adapter.kind = fields.Enum<AdapterKind>("kind", {{"none", AdapterKind::kNone},
-                                                   {"scale", AdapterKind::kScale},
-                                                   {"bottleneck", AdapterKind::kBottleneck},
-                                                   {"lora", AdapterKind::kLora}});
+  adapter.kind = fields.Enum<AdapterKind>("kind", AdapterKinds());
   switch (adapter.kind) {
     case AdapterKind::kNone:
       break;
@@ -589,20 +595,21 @@ std::string Text(const ordered_json& value) {
 }
 
 ordered_json AdapterJson(const AdapterConfig& adapter) {
+  const std::string kind = Name(adapter.kind);
   switch (adapter.kind) {
     case AdapterKind::kNone:
-      return {{"kind", "none"}};
+      return {{"kind", kind}};
     case AdapterKind::kScale: {
       ordered_json sites = ordered_json::array();
       if (adapter.scale_self_attention) sites.push_back("self_attn");
       if (adapter.scale_cross_attention) sites.push_back("cross_attn");
       if (adapter.scale_feed_forward) sites.push_back("ffn");
-      return {{"kind", "scale"}, {"sites", sites}};
+      return {{"kind", kind}, {"sites", sites}};
     }
     case AdapterKind::kBottleneck:
-      return {{"kind", "bottleneck"}, {"rank", adapter.rank}, {"activation", ActivationName(adapter.activation)}};
+      return {{"kind", kind}, {"rank", adapter.rank}, {"activation", ActivationName(adapter.activation)}};
     case AdapterKind::kLora: {
-      ordered_json result = {{"kind", "lora"},
+      ordered_json result = {{"kind", kind},
                              {"rank", adapter.rank},
                              {"alpha", adapter.alpha},
                              {"rank_stabilised", adapter.rank_stabilised}};
@@ -905,5 +912,7 @@ std::string ToJson(const LanguageConfig& config) {
 }
 
 std::string ToJson(const AdapterConfig& config) { return Text(AdapterJson(config)); }
+
+std::string Name(AdapterKind kind) { return NameOf(AdapterKinds(), kind); }
 
 }  // namespace koine::model_loader

@@ -28,6 +28,7 @@ enum class PositionType : uint8_t { kSinusoidal, kLearned, kRelativeBuckets };
 enum class PoolingMode : uint8_t { kMean, kCls };
 enum class DenseActivation : uint8_t { kTanh, kIdentity };
 enum class AdapterKind : uint8_t { kNone, kScale, kBottleneck, kLora };
+std::string Name(AdapterKind kind);  // as the files have it: "none", ...
 
 struct Positions {
   PositionType type = PositionType::kSinusoidal;

@@ -25,6 +25,7 @@
 #include "model_loader/safetensors/safetensors.h"
 #include "model_loader/safetensors/strict_json.h"
 #include "model_loader/tokenizer/load_tokenizer.h"
+#include "model_loader/writer/checksums.h"
 #include "model_loader/writer/model_writer.h"
 
 namespace koine::model_loader {
@@ -552,9 +553,10 @@ class Importer {
       }
       for (size_t i = 0; i < languages_.size() && status.ok(); ++i) {
         status = writer.WriteLanguage(config_, languages_[i], own[i], "");
-        if (status.ok() && Cancelled()) status = absl::CancelledError("interrupted; nothing was written");
+        if (status.ok()) status = Step(0);
       }
-      return status;
+      if (status.ok() && options_.before_publishing) status = options_.before_publishing(folder);
+      return status.ok() ? WriteChecksums(folder, [this] { return Step(0); }) : status;
     });
   }
 
@@ -583,9 +585,13 @@ class Importer {
       return found->second.tensor.elements() * static_cast<int64_t>(kernels::SizeOf(type));
     };
     report_.table_bytes = bytes_of("embedding.weight") + bytes_of("output.weight");
+    const absl::StatusOr<PlanCounts> shared_formula =
+        FormulaCount(config_, {}, config_.shared_embedding ? plan_.rows : 0);
+    if (!shared_formula.ok()) return shared_formula.status();
     OwnerTensors shared;
     shared.owner = "shared";
     shared.tensors = shared_list_;
+    shared.formula = shared_formula->shared_total;
     std::vector<OwnerTensors> owners;
     report_.languages.resize(languages_.size());
     for (size_t i = 0; i < languages_.size(); ++i) {
@@ -601,6 +607,9 @@ class Importer {
       OwnerTensors owner;
       owner.owner = language.code;
       owner.tensors = own_lists_[i];
+      const absl::StatusOr<PlanCounts> formula = FormulaCount(config_, languages_[i].adapter, language.rows);
+      if (!formula.ok()) return formula.status();
+      owner.formula = formula->language_total;
       owners.push_back(owner);
     }
     const absl::StatusOr<Account> account = MakeAccount(shared, owners);

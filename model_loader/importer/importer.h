@@ -46,6 +46,9 @@ struct ImportOptions {
   std::optional<PoolingChoice> pooling;
   std::vector<std::string> zero_shot;  // "SOURCE-TARGET"
 
+  // Called with the folder while it has a name of its own, complete but for the checksums; what it adds becomes part of
+  // the model, and its error ends the import.
+  std::function<absl::Status(const std::string& folder)> before_publishing;
   std::function<bool()> cancelled;                            // asked often; true ends the import with CANCELLED
   std::function<void(int64_t done, int64_t total)> progress;  // bytes of tensors written
 };

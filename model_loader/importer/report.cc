@@ -25,6 +25,24 @@ std::string Cut(const std::vector<std::string>& items, size_t most) {
                       shown < items.size() ? absl::StrCat(", and ", items.size() - shown, " more") : "");
 }
 
+// " a, b, c", in lines that stay narrow, each under the first column of values.
+std::string Wrapped(const std::vector<std::string>& items) {
+  constexpr size_t kWidth = 110;
+  constexpr size_t kIndent = 13;
+  std::string text;
+  size_t column = 2 * kIndent;  // what stands before it
+  for (size_t i = 0; i < items.size(); ++i) {
+    const size_t length = items[i].size() + 2;
+    if (column + length > kWidth) {
+      absl::StrAppend(&text, "\n", std::string(kIndent - 1, ' '));
+      column = kIndent;
+    }
+    absl::StrAppend(&text, " ", items[i], i + 1 < items.size() ? "," : "");
+    column += length;
+  }
+  return text;
+}
+
 }  // namespace
 
 std::string Render(const ImportReport& report) {
@@ -52,7 +70,7 @@ std::string Render(const ImportReport& report) {
   } else if (!report.sliced) {
     std::vector<std::string> codes;
     for (const LanguageReport& language : report.languages) codes.push_back(language.code);
-    absl::StrAppend(&text, "  languages  ", codes.size(), ", one table for all: ", Cut(codes, 250), "\n");
+    absl::StrAppend(&text, "  languages  ", codes.size(), ", one table for all:", Wrapped(codes), "\n");
   } else {
     absl::StrAppendFormat(&text, "  %-14s %9s %7s %10s %22s %22s\n", "language", "rows", "", "bytes",
                           "multiply-adds/token", "unencodable pieces");

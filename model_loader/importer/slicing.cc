@@ -30,7 +30,10 @@ bool IsUtf8(const std::string& text) {
 template <typename Use>
 absl::Status ForLines(const std::string& path, const Tokenizer& tokenizer, const Use& use) {
   std::error_code error;
-  if (!std::filesystem::is_regular_file(path, error)) return absl::NotFoundError(absl::StrCat(path, ": no such file"));
+  if (!std::filesystem::exists(path, error)) return absl::NotFoundError(absl::StrCat(path, ": no such file"));
+  if (!std::filesystem::is_regular_file(path, error)) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": not a regular file"));
+  }
   std::ifstream stream(path, std::ios::binary);
   std::string line;
   int64_t number = 0;

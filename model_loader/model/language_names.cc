@@ -54,7 +54,9 @@ absl::Status LanguageNames::Add(const LanguageConfig& language) {
   const auto taken = names_.find(code);
   if (taken != names_.end() && !taken->second.alias) {
     return absl::InvalidArgumentError(
-        absl::StrCat("languages ", taken->second.code, " and ", language.code, " differ only in letter case"));
+        taken->second.code == language.code
+            ? absl::StrCat("language ", language.code, " is there twice")
+            : absl::StrCat("languages ", taken->second.code, " and ", language.code, " differ only in letter case"));
   }
   for (const std::string& alias : language.aliases) {
     const auto found = names_.find(NormalizeLanguageCode(alias));

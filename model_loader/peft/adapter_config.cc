@@ -30,28 +30,14 @@ bool IsUnset(const json& value) {
 
 std::string Shown(const json& value) { return Printable(value.dump(-1, ' ', false, json::error_handler_t::replace)); }
 
-// Keys that say nothing about the arithmetic of a finished adapter: where it came from and how it was trained.
+// Keys that say nothing about the arithmetic of a finished adapter: how it was trained.
 // `eva_config` and `corda_config` belong to init_lora_weights, which is checked. fan_in_fan_out is for layers that
 // store their weight transposed; the low-rank pair has the same shapes either way, and no family here has such layers.
-constexpr const char* kHarmless[] = {"base_model_name_or_path",
-                                     "revision",
-                                     "task_type",
-                                     "peft_version",
-                                     "auto_mapping",
-                                     "inference_mode",
-                                     "lora_dropout",
-                                     "megatron_core",
-                                     "qalora_group_size",
-                                     "loftq_config",
-                                     "eva_config",
-                                     "corda_config",
-                                     "lora_ga_config",
-                                     "layers_pattern",
-                                     "exclude_modules",
-                                     "ensure_weight_tying",
-                                     "fan_in_fan_out",
-                                     "runtime_config",
-                                     "megatron_config"};
+constexpr const char* kHarmless[] = {"revision",       "task_type",       "peft_version",        "auto_mapping",
+                                     "inference_mode", "lora_dropout",    "megatron_core",       "qalora_group_size",
+                                     "loftq_config",   "eva_config",      "corda_config",        "lora_ga_config",
+                                     "layers_pattern", "exclude_modules", "ensure_weight_tying", "fan_in_fan_out",
+                                     "runtime_config", "megatron_config"};
 
 // Keys that change what the adapter computes, and what they are.
 constexpr std::pair<const char*, const char*> kRefused[] = {
@@ -75,6 +61,9 @@ class Reader {
     const std::string type = fields_.String("peft_type");
     if (fields_.Has("peft_type") && type != "LORA") {
       fields_.Fault("peft_type", absl::StrCat("is \"", Printable(type), "\"; LORA adapters are read"));
+    }
+    if (const json* base = Take("base_model_name_or_path"); base != nullptr && base->is_string()) {
+      config.base_model = base->get<std::string>();
     }
     config.rank = static_cast<int>(fields_.Int("r", 1, kMaxRank, 8));
     config.alpha = fields_.Number("lora_alpha", 0, true, kMaxAlpha, 8);

@@ -21,6 +21,7 @@ struct ModulePattern {
 };
 
 struct PeftConfig {
+  std::string base_model;  // what it says that it was trained on; "" where it does not
   int rank = 0;
   double alpha = 0;
   bool rank_stabilised = false;

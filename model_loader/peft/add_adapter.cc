@@ -19,6 +19,7 @@
 #include "model_loader/model/language_names.h"
 #include "model_loader/peft/adapter_config.h"
 #include "model_loader/safetensors/strict_json.h"
+#include "model_loader/writer/checksums.h"
 #include "model_loader/writer/model_writer.h"
 
 namespace koine::model_loader {
@@ -191,6 +192,7 @@ absl::StatusOr<AddAdapterReport> AddPeftAdapter(const AddAdapterOptions& options
   if (!peft.ok()) return peft.status();
   if (!tensors.ok()) return tensors.status();
   if (const absl::Status status = (*tensors)->VerifyChecksums(); !status.ok()) return status;
+  report.base_model = peft->base_model;
   report.warnings = (*tensors)->warnings();
 
   Faults faults((*tensors)->files().front());
@@ -246,6 +248,10 @@ absl::StatusOr<AddAdapterReport> AddPeftAdapter(const AddAdapterOptions& options
     if (status.ok()) continue;
     while (i-- > 0) fs::remove_all(place(report.languages[i]), error);
     return status;
+  }
+  for (const std::string& code : report.languages) {
+    status = AddChecksums(options.model, place(code).lexically_relative(options.model).string());
+    if (!status.ok()) report.warnings.emplace_back(status.message());
   }
   return report;
 }

@@ -19,6 +19,7 @@ struct AddAdapterOptions {
 
 struct AddAdapterReport {
   std::string name;
+  std::string base_model;              // what the adapter says that it was trained on; "" where it does not
   std::vector<std::string> languages;  // codes
   int64_t pairs = 0;                   // projections with an update
   int smallest_rank = 0, largest_rank = 0;

@@ -16,6 +16,7 @@
 #include "model_loader/format/tensor_table.h"
 #include "model_loader/safetensors/safetensors.h"
 #include "model_loader/safetensors/strict_json.h"
+#include "model_loader/writer/checksums.h"
 #include "model_loader/writer/model_writer.h"
 
 namespace koine::model_loader {
@@ -78,10 +79,29 @@ float QuantizeRow(absl::Span<const float> values, uint8_t* out) {
   return scale;
 }
 
+// Tells the caller how far the work is, and hears whether to end it.
+class Steps {
+ public:
+  Steps(const QuantizeHooks& hooks, int64_t total) : hooks_(hooks), total_(total) {}
+
+  absl::Status Step(size_t bytes) {
+    if (hooks_.cancelled && hooks_.cancelled()) return absl::CancelledError("interrupted; nothing was written");
+    done_ += static_cast<int64_t>(bytes);
+    if (hooks_.progress) hooks_.progress(done_, total_);
+    return absl::OkStatus();
+  }
+
+ private:
+  const QuantizeHooks& hooks_;
+  const int64_t total_;
+  int64_t done_ = 0;
+};
+
 // Converts one matrix row by row and adds up the errors.
 class Converter {
  public:
-  Converter(const SafetensorsFile& file, std::string name, DType to) : file_(file), tensor_(*file.Find(name)), to_(to) {
+  Converter(const SafetensorsFile& file, std::string name, DType to, Steps* steps)
+      : file_(file), tensor_(*file.Find(name)), to_(to), steps_(*steps) {
     error_.name = std::move(name);
     error_.shape = tensor_.shape;
     error_.from = tensor_.dtype;
@@ -113,9 +133,10 @@ class Converter {
       Count(first + i, row);
     }
     const size_t source_row = static_cast<size_t>(width) * kernels::SizeOf(tensor_.dtype);
-    file_.DropPages(
-        tensor_.data.subspan(static_cast<size_t>(first) * source_row, static_cast<size_t>(count) * source_row));
-    return absl::OkStatus();
+    const auto bytes =
+        tensor_.data.subspan(static_cast<size_t>(first) * source_row, static_cast<size_t>(count) * source_row);
+    file_.DropPages(bytes);
+    return steps_.Step(bytes.size());
   }
 
   absl::Status Scales(int64_t first, int64_t count, absl::Span<uint8_t> chunk) const {
@@ -156,12 +177,13 @@ class Converter {
   const SafetensorsFile& file_;
   const TensorView& tensor_;
   const DType to_;
+  Steps& steps_;
   std::vector<float> values_, restored_, scales_;
   double weights_ = 0, errors_ = 0;
   TensorError error_;
 };
 
-absl::Status ConvertPart(const Part& part, const fs::path& to, DType dtype, QuantizeReport* report) {
+absl::Status ConvertPart(const Part& part, const fs::path& to, DType dtype, Steps* steps, QuantizeReport* report) {
   SafetensorsWriter writer;
   std::vector<std::unique_ptr<Converter>> converters;
   absl::Status status;
@@ -178,7 +200,7 @@ absl::Status ConvertPart(const Part& part, const fs::path& to, DType dtype, Quan
       if (kept) status.Update(writer.AddView(spec.name, tensor.dtype, tensor.shape, tensor.data));
       continue;
     }
-    converters.push_back(std::make_unique<Converter>(*part.file, spec.name, dtype));
+    converters.push_back(std::make_unique<Converter>(*part.file, spec.name, dtype, steps));
     Converter* converter = converters.back().get();
     status.Update(writer.AddRows(spec.name, dtype, tensor.shape,
                                  [converter](int64_t first, int64_t count, absl::Span<uint8_t> chunk) {
@@ -202,7 +224,7 @@ absl::Status ConvertPart(const Part& part, const fs::path& to, DType dtype, Quan
 }
 
 // Copies every other file of the folder.
-absl::Status CopyRest(const fs::path& from, const fs::path& to, const std::vector<Part>& parts,
+absl::Status CopyRest(const fs::path& from, const fs::path& to, const std::vector<Part>& parts, Steps* steps,
                       QuantizeReport* report) {
   constexpr int kDeepest = 4;  // languages/<code>/adapters/<name>/
   std::error_code error;
@@ -211,6 +233,7 @@ absl::Status CopyRest(const fs::path& from, const fs::path& to, const std::vecto
   };
   fs::recursive_directory_iterator it(from, fs::directory_options::follow_directory_symlink, error);
   for (const fs::recursive_directory_iterator end; !error && it != end; it.increment(error)) {
+    if (absl::Status status = steps->Step(0); !status.ok()) return status;
     const fs::path relative = it->path().lexically_relative(from);
     if (relative.filename().string().front() == '.') {
       it.disable_recursion_pending();
@@ -221,7 +244,8 @@ absl::Status CopyRest(const fs::path& from, const fs::path& to, const std::vecto
       fs::create_directories(to / relative, error);
     } else if (relative == "samples.json") {
       report->samples_left_out = true;
-    } else if (std::none_of(parts.begin(), parts.end(), [&](const Part& part) { return relative == part.name; })) {
+    } else if (relative != kChecksumFile &&
+               std::none_of(parts.begin(), parts.end(), [&](const Part& part) { return relative == part.name; })) {
       fs::copy_file(it->path(), to / relative, error);
     }
     if (error) return fault(it->path());
@@ -232,14 +256,14 @@ absl::Status CopyRest(const fs::path& from, const fs::path& to, const std::vecto
 }  // namespace
 
 absl::StatusOr<QuantizeReport> QuantizeModel(const std::string& from, const std::string& to, DType dtype,
-                                             const std::function<void(const std::string&)>& progress) {
+                                             const QuantizeHooks& hooks) {
   if (dtype != DType::kI8 && dtype != DType::kBF16) {
     return absl::InvalidArgumentError(
         absl::StrCat("matrices are converted to I8 or BF16, not to ", Absl(kernels::Name(dtype))));
   }
   const absl::StatusOr<std::vector<Part>> parts = OpenParts(from);
   if (!parts.ok()) return parts.status();
-  int64_t others = 0;
+  int64_t others = 0, total = 0;
   for (const Part& part : *parts) {
     for (const TensorSpec& spec : part.specs) {
       const TensorView* tensor = part.file->Find(spec.name);
@@ -249,20 +273,21 @@ absl::StatusOr<QuantizeReport> QuantizeModel(const std::string& from, const std:
                                                        " is I8 already; quantise the model that it was made from"));
       }
       if (tensor->dtype != dtype) ++others;
+      total += static_cast<int64_t>(tensor->data.size());
     }
   }
   if (others == 0) {
     return absl::InvalidArgumentError(absl::StrCat(from, ": every matrix is ", Absl(kernels::Name(dtype)), " already"));
   }
   QuantizeReport report;
+  Steps steps(hooks, total);
   const absl::Status status = WriteFolder(to, [&](const std::string& folder) {
-    absl::Status written = CopyRest(from, folder, *parts, &report);
+    absl::Status written = CopyRest(from, folder, *parts, &steps, &report);
     for (const Part& part : *parts) {
       if (!written.ok()) break;
-      if (progress != nullptr) progress(part.name);
-      written = ConvertPart(part, folder, dtype, &report);
+      written = ConvertPart(part, folder, dtype, &steps, &report);
     }
-    return written;
+    return written.ok() ? WriteChecksums(folder, [&steps] { return steps.Step(0); }) : written;
   });
   if (!status.ok()) return status;
   return report;

@@ -39,13 +39,18 @@ struct QuantizeReport {
   bool samples_left_out = false;  // samples.json was there: its values are the source's, and the result has others
 };
 
+// What a caller may watch and end; either may be null.
+struct QuantizeHooks {
+  std::function<void(int64_t done, int64_t total)> progress;  // bytes of matrices read
+  std::function<bool()> cancelled;                            // asked often; true ends the work with CANCELLED
+};
+
 // Writes the model of folder `from` into the new folder `to`, matrices as `dtype` (I8 or BF16). Everything else is
 // copied, except samples.json and names that begin with a dot. The whole folder appears at once; weights are streamed.
-// `progress` is told each file before it is written.
 // Errors: ALREADY_EXISTS (`to`); INVALID_ARGUMENT: a folder that could not be loaded, a weight that is NaN or infinite,
-// int8 of a model that holds I8 tensors, or nothing to convert.
+// int8 of a model that holds I8 tensors, or nothing to convert; CANCELLED.
 absl::StatusOr<QuantizeReport> QuantizeModel(const std::string& from, const std::string& to, kernels::DType dtype,
-                                             const std::function<void(const std::string&)>& progress = nullptr);
+                                             const QuantizeHooks& hooks = {});
 
 }  // namespace koine::model_loader
 

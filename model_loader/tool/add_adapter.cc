@@ -8,6 +8,7 @@
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "model_loader/peft/add_adapter.h"
+#include "model_loader/safetensors/strict_json.h"
 #include "model_loader/tool/commands.h"
 
 namespace koine::model_loader::tool {
@@ -35,6 +36,11 @@ Run AddAddAdapter(CLI::App* app) {
     std::printf("adapter \"%s\" of %s: %ld projections of rank %s, %ld parameters, %ld bytes a language\n",
                 report->name.c_str(), absl::StrJoin(report->languages, ", ").c_str(), static_cast<long>(report->pairs),
                 ranks.c_str(), static_cast<long>(report->parameters), static_cast<long>(report->bytes));
+    if (!report->base_model.empty()) {
+      // A path of whoever trained it, or a name on the hub: it cannot be compared with anything here.
+      std::printf("trained on \"%s\": it fits no other weights, even of the same shape\n",
+                  Printable(report->base_model).c_str());
+    }
     return kFine;
   };
 }

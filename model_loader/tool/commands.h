@@ -4,8 +4,12 @@
 
 #include <CLI/CLI.hpp>
 #include <functional>
+#include <string>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "model_loader/model/model.h"
+#include "model_loader/verify/verify.h"
 
 namespace koine::model_loader::tool {
 
@@ -27,6 +31,9 @@ inline constexpr int kFine = 0, kFailed = 1, kUsage = 2;
 
 // One line on standard error; kFailed.
 int Fail(const absl::Status& status);
+
+// Computes the answers and adds them to the folder's samples.json. Errors name the text.
+absl::Status WriteSamples(const Model& model, const std::string& directory, const std::vector<SampleRequest>& requests);
 
 }  // namespace koine::model_loader::tool
 

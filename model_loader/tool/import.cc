@@ -1,51 +1,67 @@
 // koine-model import DIR --out DIR
-#include <signal.h>
-#include <unistd.h>
-
-#include <atomic>
-#include <cstdio>
+#include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <map>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "model_loader/importer/importer.h"
+#include "model_loader/safetensors/strict_json.h"
 #include "model_loader/tool/commands.h"
+#include "model_loader/tool/long_work.h"
 
 namespace koine::model_loader::tool {
 namespace {
 
-// The first signal ends the import between two chunks, so that it can clean up; a second one ends the process.
-std::atomic<bool> interrupted{false};
-extern "C" void OnSignal(int number) {
-  interrupted = true;
-  signal(number, SIG_DFL);
-}
-
-// One line that is written over, on terminals only.
-class Progress {
- public:
-  Progress() : terminal_(isatty(STDERR_FILENO) != 0) {}
-  void Show(int64_t done, int64_t total) {
-    if (!terminal_ || total <= 0) return;
-    const auto percent = static_cast<int>(100 * static_cast<double>(done) / static_cast<double>(total));
-    if (percent == last_) return;
-    last_ = percent;
-    constexpr double kMega = 1e6;
-    std::fprintf(stderr, "\r%3d %%  %.0f of %.0f MB", percent, static_cast<double>(done) / kMega,
-                 static_cast<double>(total) / kMega);
-  }
-  void Clear() const {
-    if (terminal_ && last_ >= 0) std::fprintf(stderr, "\r%40s\r", "");
-  }
-
- private:
-  const bool terminal_;
-  int last_ = -1;
+// "en-de=FILE", "en=FILE" or "FILE": whose lines become samples.
+struct SampleFile {
+  std::string languages, path;
 };
 
-int RunImport(ImportOptions options, const std::vector<std::string>& samples) {
+// Finds the languages of "en-de", where codes may have hyphens themselves; "en" alone has no target.
+absl::StatusOr<SampleRequest> Direction(const Model& model, const std::string& languages) {
+  std::vector<SampleRequest> readings;
+  if (languages.empty() || model.FindLanguage(languages).ok()) {
+    readings.emplace_back().source = languages;
+  }
+  for (size_t dash = languages.find('-'); dash != std::string::npos; dash = languages.find('-', dash + 1)) {
+    SampleRequest request;
+    request.source = languages.substr(0, dash);
+    request.target = languages.substr(dash + 1);
+    if (model.FindLanguage(request.source).ok() && model.FindLanguage(request.target).ok()) readings.push_back(request);
+  }
+  if (readings.size() == 1) return readings.front();
+  return absl::InvalidArgumentError(absl::StrCat("--sample-texts: \"", Printable(languages),
+                                                 "\" is not a language, or SOURCE-TARGET, of the imported ones"));
+}
+
+// The answers to the lines of the files, as samples.json of the model in `folder`.
+absl::Status AddSampleFiles(const std::string& folder, const std::vector<SampleFile>& files) {
+  const auto model = Model::Load(folder, {kernels::Precision::kF32});
+  if (!model.ok()) return model.status();
+  std::vector<SampleRequest> requests;
+  for (const SampleFile& file : files) {
+    absl::StatusOr<SampleRequest> request = Direction(**model, file.languages);
+    if (!request.ok()) return request.status();
+    std::error_code error;
+    std::ifstream stream(file.path, std::ios::binary);
+    if (!stream || std::filesystem::is_directory(file.path, error)) {
+      return absl::NotFoundError(absl::StrCat("--sample-texts: ", file.path, ": cannot be read"));
+    }
+    while (std::getline(stream, request->text)) {
+      if (!request->text.empty() && request->text.back() == '\r') request->text.pop_back();
+      if (!request->text.empty()) requests.push_back(*request);
+    }
+  }
+  return WriteSamples(**model, folder, requests);
+}
+
+int RunImport(ImportOptions options, const std::vector<std::string>& samples,
+              const std::vector<std::string>& sample_texts) {
   for (const std::string& sample : samples) {
     const size_t equals = sample.find('=');
     if (equals == 0 || equals == std::string::npos || equals + 1 == sample.size()) {
@@ -54,18 +70,22 @@ int RunImport(ImportOptions options, const std::vector<std::string>& samples) {
     }
     options.samples.emplace_back(sample.substr(0, equals), sample.substr(equals + 1));
   }
-  struct sigaction action = {};
-  action.sa_handler = OnSignal;
-  for (const int number : {SIGINT, SIGTERM, SIGHUP}) sigaction(number, &action, nullptr);
-  // A reader of our output that goes away must not leave half a model either.
-  signal(SIGPIPE, SIG_IGN);
-  // A limit on file sizes is an error of the write, not the end of the process.
-  signal(SIGXFSZ, SIG_IGN);
-  Progress progress;
-  options.cancelled = [] { return interrupted.load(); };
-  options.progress = [&progress](int64_t done, int64_t total) { progress.Show(done, total); };
-  const absl::StatusOr<ImportReport> report = Import(options);
-  progress.Clear();
+  std::vector<SampleFile> files;
+  for (const std::string& text : sample_texts) {
+    const size_t equals = text.find('=');
+    files.push_back(equals == std::string::npos ? SampleFile{"", text}
+                                                : SampleFile{text.substr(0, equals), text.substr(equals + 1)});
+  }
+  if (!files.empty()) {
+    options.before_publishing = [files](const std::string& folder) { return AddSampleFiles(folder, files); };
+  }
+  absl::StatusOr<ImportReport> report = absl::UnknownError("");
+  {
+    LongWork work;
+    options.cancelled = LongWork::Interrupted;
+    options.progress = [&work](int64_t done, int64_t total) { work.Show(done, total); };
+    report = Import(options);
+  }
   if (!report.ok()) return Fail(report.status());
   std::cout << Render(*report) << std::flush;
   return kFine;
@@ -76,14 +96,17 @@ int RunImport(ImportOptions options, const std::vector<std::string>& samples) {
 Run AddImport(CLI::App* app) {
   struct Options {
     ImportOptions import;
-    std::vector<std::string> samples;
+    std::vector<std::string> samples, sample_texts;
   };
   const auto options = std::make_shared<Options>();
   ImportOptions& import = options->import;
   app->add_option("DIR", import.folder, "Folder of the checkpoint: config.json, weights, tokenizer")->required();
   app->add_option("--out", import.out, "Folder of the model to write; must not exist")->required();
   app->add_option("--name", import.name, "Name of the model (default: the checkpoint folder's)");
-  app->add_option("--languages", import.languages, "Languages to take over, by code or alias (default: all)")
+  app->add_option(
+         "--languages", import.languages,
+         "Languages to take over, by code or alias (default: all that the checkpoint has tags for). Where it has "
+         "none (T5, BERT, one-direction MarianMT): the languages that shall have folders of their own")
       ->delimiter(',');
   const std::map<std::string, TableMode> tables = {
       {"full", TableMode::kFull}, {"sample", TableMode::kSample}, {"script", TableMode::kScript}};
@@ -111,7 +134,12 @@ Run AddImport(CLI::App* app) {
       ->transform(CLI::CheckedTransformer(poolings, CLI::ignore_case).description("{mean,cls,pooler}"));
   app->add_option("--zero-shot", import.zero_shot, "SOURCE-TARGET,...: directions that training never saw")
       ->delimiter(',');
-  return [options] { return RunImport(options->import, options->samples); };
+  app->add_option(
+         "--sample-texts", options->sample_texts,
+         "SOURCE-TARGET=FILE, LANGUAGE=FILE or FILE: the answers to its lines become the model's samples.json, "
+         "which verify recomputes; may be repeated")
+      ->take_all();
+  return [options] { return RunImport(options->import, options->samples, options->sample_texts); };
 }
 
 }  // namespace koine::model_loader::tool

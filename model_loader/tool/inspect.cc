@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "model_loader/accounting/account.h"
 #include "model_loader/model/model.h"
@@ -39,9 +40,13 @@ int Inspect(const std::string& directory, bool json, bool tensors) {
               config.kind == ModelKind::kEncoder ? "encoder" : "encoder-decoder", a.d_model, a.heads, a.d_head,
               a.language_heads, a.d_ffn, a.encoder_layers.size(), a.decoder_layers.size());
   for (const auto& language : (*model)->languages()) {
+    // The default one by its kind, the others by their names.
+    const AdapterKind kind = language->config().adapter.kind;
+    std::vector<std::string> adapters = language->adapter_names();
+    if (kind != AdapterKind::kNone) adapters.insert(adapters.begin(), absl::StrCat(Name(kind), " (default)"));
     std::printf("%-10s %-24s %7ld rows, adapters: %s\n", language->code().c_str(), language->config().name.c_str(),
                 static_cast<long>(language->weights().vocabulary),
-                language->adapter_names().empty() ? "-" : absl::StrJoin(language->adapter_names(), ", ").c_str());
+                adapters.empty() ? "-" : absl::StrJoin(adapters, ", ").c_str());
   }
   std::cout << "\n" << RenderTable(*account);
   if (tensors) {

@@ -18,7 +18,7 @@ struct Command {
 
 constexpr Command kCommands[] = {
     {"import", "Make a Koine model of a Hugging Face checkpoint.", AddImport},
-    {"verify", "Recompute samples.json in f32 and compare.", AddVerify},
+    {"verify", "Hold a model against its checksums, its schema and its samples, recomputed in f32.", AddVerify},
     {"inspect", "Show a model's languages and its parameter account.", AddInspect},
     {"params", "Count the parameters of a sharing plan; needs no model.", AddParams},
     {"add-adapter", "Add a PEFT LoRA adapter to languages of a model.", AddAddAdapter},

@@ -2,13 +2,13 @@
 #include "model_loader/quantize/quantize.h"
 
 #include <cstdio>
-#include <iostream>
 #include <memory>
 #include <string>
 
 #include "absl/strings/str_cat.h"
 #include "model_loader/safetensors/safetensors.h"
 #include "model_loader/tool/commands.h"
+#include "model_loader/tool/long_work.h"
 
 namespace koine::model_loader::tool {
 namespace {
@@ -55,8 +55,12 @@ Run AddQuantize(CLI::App* app) {
           std::map<std::string, kernels::DType>{{"int8", kernels::DType::kI8}, {"bf16", kernels::DType::kBF16}},
           CLI::ignore_case));
   return [options] {
-    const auto report = QuantizeModel(options->directory, options->out, options->dtype,
-                                      [](const std::string& file) { std::cerr << "koine-model: " << file << "\n"; });
+    absl::StatusOr<QuantizeReport> report = absl::UnknownError("");
+    {
+      LongWork work;
+      report = QuantizeModel(options->directory, options->out, options->dtype,
+                             {[&work](int64_t done, int64_t total) { work.Show(done, total); }, LongWork::Interrupted});
+    }
     if (!report.ok()) return Fail(report.status());
     Print(*report);
     return kFine;

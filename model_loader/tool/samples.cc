@@ -25,26 +25,36 @@ int Samples(const Options& options) {
   if (texts.empty()) {
     for (std::string line; std::getline(std::cin, line);) texts.push_back(line);
   }
+  if (texts.empty()) {
+    std::fprintf(stderr, "koine-model: no text: give texts, or lines on standard input\n");
+    return kUsage;
+  }
   const auto model = Model::Load(options.directory, {kernels::Precision::kF32});
   if (!model.ok()) return Fail(model.status());
-  std::vector<Sample> samples;
-  for (const std::string& text : texts) {
-    SampleRequest request = options.request;
-    request.text = text;
-    auto sample = ComputeSample(**model, request);
-    if (!sample.ok()) {
-      return Fail(
-          absl::Status(sample.status().code(), absl::StrCat("\"", Printable(text), "\": ", sample.status().message())));
-    }
-    samples.push_back(*std::move(sample));
-  }
-  const absl::Status added = AppendSamples(options.directory, samples);
+  std::vector<SampleRequest> requests(texts.size(), options.request);
+  for (size_t i = 0; i < texts.size(); ++i) requests[i].text = texts[i];
+  const absl::Status added = WriteSamples(**model, options.directory, requests);
   if (!added.ok()) return Fail(added);
-  std::printf("%zu samples added to %s/samples.json\n", samples.size(), options.directory.c_str());
+  std::printf("%zu sample%s added to %s/samples.json\n", requests.size(), requests.size() == 1 ? "" : "s",
+              options.directory.c_str());
   return kFine;
 }
 
 }  // namespace
+
+absl::Status WriteSamples(const Model& model, const std::string& directory,
+                          const std::vector<SampleRequest>& requests) {
+  std::vector<Sample> samples;
+  for (const SampleRequest& request : requests) {
+    auto sample = ComputeSample(model, request);
+    if (!sample.ok()) {
+      return absl::Status(sample.status().code(),
+                          absl::StrCat("\"", Printable(request.text), "\": ", sample.status().message()));
+    }
+    samples.push_back(*std::move(sample));
+  }
+  return AppendSamples(directory, samples);
+}
 
 Run AddSamples(CLI::App* app) {
   const auto options = std::make_shared<Options>();

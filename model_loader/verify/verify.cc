@@ -292,7 +292,7 @@ absl::StatusOr<std::vector<Sample>> ParseSamples(std::string_view text, const st
 absl::StatusOr<std::vector<Sample>> ReadSamples(const std::string& model_directory) {
   const std::string path = (std::filesystem::path(model_directory) / "samples.json").string();
   std::ifstream stream(path, std::ios::binary);
-  if (!stream) return absl::NotFoundError(absl::StrCat(path, ": no such file"));
+  if (!stream) return absl::NotFoundError(absl::StrCat(path, ": no such file; koine-model samples makes one"));
   std::ostringstream text;
   text << stream.rdbuf();
   return ParseSamples(text.str(), path);

@@ -42,20 +42,6 @@ v1::LanguageState StateOf(LanguageState state) {
   return v1::LANGUAGE_STATE_UNSPECIFIED;
 }
 
-absl::string_view NameOf(model_loader::AdapterKind kind) {
-  switch (kind) {
-    case model_loader::AdapterKind::kNone:
-      return "none";
-    case model_loader::AdapterKind::kScale:
-      return "scale";
-    case model_loader::AdapterKind::kBottleneck:
-      return "bottleneck";
-    case model_loader::AdapterKind::kLora:
-      return "lora";
-  }
-  return "none";
-}
-
 // Adds what `account` counts to `owner`: a language's own part, or one of its named adapters.
 void AddAccount(const OwnerAccount& account, v1::OwnerParameters* owner) {
   for (const auto& [component, tally] : account.components) {
@@ -287,7 +273,7 @@ v1::Language DescribeLanguage(const LanguageInfo& info) {
   out.set_parameters(info.plan.parameters);
   out.set_memory_bytes(info.plan.memory_bytes());
   for (const std::string& name : info.plan.adapters) out.add_adapters(name);
-  out.set_default_adapter(std::string(NameOf(config.adapter.kind)));
+  out.set_default_adapter(model_loader::Name(config.adapter.kind));
   return out;
 }
 

@@ -117,7 +117,7 @@ absl::StatusOr<SourceTokens> Tokenize(const std::string& before, const std::stri
   if (length > max_positions) {
     if (!truncate || prompt.size() >= max_positions) {
       return InvalidField(std::move(field), absl::StrCat("has ", length, " tokens, the model reads at most ",
-                                                         max_positions, "; set options.truncate to have it cut"));
+                                                         max_positions, "; the option truncate has it cut"));
     }
     encoded->ids.resize(static_cast<size_t>(max_positions - prompt.size()));
     tokens.truncated = true;

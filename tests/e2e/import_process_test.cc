@@ -98,6 +98,40 @@ TEST_F(ImportProcess, ImportsAndReports) {
   EXPECT_THAT(Output(), HasSubstr("exists already"));
 }
 
+TEST_F(ImportProcess, MakesSamplesAndChecksumsThatVerifyHoldsAgainstTheModel) {
+  const std::string texts = (folder_ / "texts").string();
+  std::ofstream(texts) << "You need to choose a language.\r\n\nThe sheets could not be deleted.\n";
+  const std::vector<std::string> import = {"import", Data("hf-nllb"), "--out", Out().string(), "--languages", "en,de"};
+  const auto with = [&import](const std::string& sample_texts) {
+    std::vector<std::string> all = import;
+    all.insert(all.end(), {"--sample-texts", sample_texts});
+    return all;
+  };
+  EXPECT_EQ(Wait(Start(with("en-fr=" + texts))), 1);
+  EXPECT_THAT(Output(), HasSubstr("\"en-fr\" is not a language"));
+  EXPECT_EQ(Wait(Start(with("en-de=" + texts + ".none"))), 1);
+  EXPECT_TRUE(Left().empty()) << "no model without the samples that were asked for";
+  ASSERT_EQ(Wait(Start(with("en-de=" + texts))), 0) << Output();
+  ASSERT_EQ(Wait(Start({"verify", Out().string()})), 0) << Output();
+  EXPECT_THAT(Output(), HasSubstr("7 files of SHA256SUMS, 0 failed"));
+  EXPECT_THAT(Output(), HasSubstr("2 samples, 0 failed"));
+
+  ASSERT_EQ(Wait(Start({"add-adapter", Out().string(), "de", Data("hf-nllb-lora-de")})), 0) << Output();
+  ASSERT_EQ(Wait(Start({"verify", Out().string()})), 0) << Output();
+  EXPECT_THAT(Output(), HasSubstr("9 files of SHA256SUMS, 0 failed"));
+
+  // A weight's lowest bit: too little for any sample to see.
+  std::fstream weights(Out() / "shared.safetensors", std::ios::binary | std::ios::in | std::ios::out);
+  weights.seekg(-4, std::ios::end);
+  const int byte = weights.get();
+  weights.seekp(-4, std::ios::end);
+  weights.put(static_cast<char>(byte ^ 1));
+  weights.close();
+  EXPECT_EQ(Wait(Start({"verify", Out().string()})), 1) << Output();
+  EXPECT_THAT(Output(), HasSubstr("FAILED shared.safetensors: differs"));
+  EXPECT_THAT(Output(), HasSubstr("2 samples, 0 failed"));
+}
+
 TEST_F(ImportProcess, TellsWrongUsageFromWrongFiles) {
   EXPECT_EQ(Wait(Start({"import", Data("hf-xlmr")})), 2);
   EXPECT_EQ(Wait(Start({"import", Data("hf-xlmr"), "--out", Out().string(), "--tables", "none"})), 2);
@@ -129,6 +163,17 @@ TEST_F(ImportProcess, AKilledImportIsInNobodysWay) {
   EXPECT_EQ(Left(), (std::set<std::string>{".model.part"}));
   ASSERT_EQ(Wait(Start({"import", Data("hf-nllb"), "--out", Out().string(), "--languages", "en,de"})), 0) << Output();
   EXPECT_EQ(Left(), (std::set<std::string>{"model"}));
+}
+
+TEST_F(ImportProcess, AnInterruptedQuantizeLeavesNothingBehind) {
+  ASSERT_EQ(Wait(Start({"import", Data("hf-nllb"), "--out", (folder_ / "models" / "source").string()})), 0) << Output();
+  const pid_t pid =
+      Start({"quantize", (folder_ / "models" / "source").string(), "--out", Out().string(), "--dtype", "int8"});
+  ASSERT_TRUE(WaitForHalf());
+  ASSERT_EQ(kill(pid, SIGTERM), 0);
+  EXPECT_EQ(Wait(pid), 1);
+  EXPECT_THAT(Output(), HasSubstr("interrupted; nothing was written"));
+  EXPECT_EQ(Left(), (std::set<std::string>{"source"}));
 }
 
 // A file system that takes no more is what a limit on file sizes looks like to a writer.

@@ -468,8 +468,8 @@ TEST(SentenceVectorPrompts, ByNameEqualThoseInTheText) {
 // wherever its choices lie in the table.
 class Sliced : public ::testing::TestWithParam<const char*> {};
 
-// For each language the texts that its table must hold: sources, what the whole model translates into it, and what it is
-// made to write step by step.
+// For each language the texts that its table must hold: sources, what the whole model translates into it, and what it
+// is made to write step by step.
 std::map<std::string, std::string> SampleTexts(Served& whole, const json& cases) {
   std::map<std::string, std::string> texts;
   for (const json& one : cases) {
