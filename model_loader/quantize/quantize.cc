@@ -183,6 +183,20 @@ class Converter {
   TensorError error_;
 };
 
+// Copied tensors too: a model that could not be loaded is not written.
+absl::Status CheckFinite(const SafetensorsFile& file, const std::string& name, int64_t elements) {
+  constexpr int64_t kChunk = 1 << 16;
+  std::vector<float> values(static_cast<size_t>(std::min(elements, kChunk)));
+  for (int64_t first = 0; first < elements; first += kChunk) {
+    const int64_t count = std::min(elements - first, kChunk);
+    if (absl::Status status = ReadValues(file, name, first, count, values.data()); !status.ok()) return status;
+    if (!kernels::AllFinite(values.data(), count)) {
+      return absl::InvalidArgumentError(absl::StrCat(file.name(), ": ", name, " holds a NaN or an infinity"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ConvertPart(const Part& part, const fs::path& to, DType dtype, Steps* steps, QuantizeReport* report) {
   SafetensorsWriter writer;
   std::vector<std::unique_ptr<Converter>> converters;
@@ -191,6 +205,7 @@ absl::Status ConvertPart(const Part& part, const fs::path& to, DType dtype, Step
     const TensorView& tensor = *part.file->Find(spec.name);
     report->bytes_before += static_cast<int64_t>(tensor.data.size());
     if (!IsMatrixToConvert(spec) && !spec.scales) {
+      if (!spec.integer) status.Update(CheckFinite(*part.file, spec.name, tensor.elements()));
       status.Update(writer.AddView(spec.name, tensor.dtype, tensor.shape, tensor.data));
       continue;
     }

@@ -237,8 +237,9 @@ absl::StatusOr<std::unique_ptr<SafetensorsFile>> SafetensorsFile::Parse(absl::Sp
   };
   const auto stranger = [&](auto&&... parts) {
     const std::string guess = LooksLike(text);
+    // What a stranger's bytes mean as a length is noise where it is known what they are.
     if (guess.empty()) return fault("not a safetensors file: ", parts...);
-    return fault("not a safetensors file; it looks like ", guess, " (", parts..., ")");
+    return fault("not a safetensors file; it looks like ", guess);
   };
 
   if (bytes.size() < kLengthBytes) return stranger("the header length alone takes 8 bytes");

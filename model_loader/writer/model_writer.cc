@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 
 namespace koine::model_loader {
 namespace {
@@ -20,6 +21,11 @@ absl::Status MakeFolder(const fs::path& path) {
   std::error_code error;
   fs::create_directories(path, error);
   return error ? Refused(path, error) : absl::OkStatus();
+}
+
+// A message about something that was half written, under the name that it would have got.
+absl::Status Renamed(const absl::Status& status, const fs::path& half, const fs::path& path) {
+  return absl::Status(status.code(), absl::StrReplaceAll(status.message(), {{half.string(), path.string()}}));
 }
 
 }  // namespace
@@ -56,7 +62,7 @@ absl::Status WriteFolder(const std::string& goal, const std::function<absl::Stat
     status = Refused(path, error);
   }
   fs::remove_all(half, error);
-  return status;
+  return Renamed(status, half, path);
 }
 
 absl::Status WriteTensors(const std::string& path, const SafetensorsWriter& tensors,
@@ -73,7 +79,7 @@ absl::Status WriteTensors(const std::string& path, const SafetensorsWriter& tens
     return error ? Refused(path, error) : absl::OkStatus();
   }
   fs::remove(half, error);
-  return status;
+  return Renamed(status, half, path);
 }
 
 absl::Status ModelWriter::WriteShared(const ModelConfig& config, const SafetensorsWriter& tensors) const {

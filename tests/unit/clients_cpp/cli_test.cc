@@ -189,6 +189,7 @@ TEST(CliTest, UsageErrorsAreOneLineAndCodeTwo) {
       {"translate", "--server", "", "x"},
       {"encode", "--cosine", "--json", "a", "b"},
       {"encode", "--cosine", "a"},
+      {"translate", "--ids", "a"},
       {"detect", "text"},
       {"score", "--from", "en", "text"},
   };
@@ -439,7 +440,8 @@ TEST(LineReaderTest, Utf8IsTakenExactlyAsTheStandardHasIt) {
 
 TEST(CliTest, JsonIsOneObjectPerRequestOrLine) {
   FakeServer server;
-  const Outcome one = RunKoine(Translate(server, {"--json", "one", "bad"}));
+  const Outcome one = RunKoine(Translate(server, {"--json", "--ids", "one", "bad"}));
+  EXPECT_TRUE(server.service.translate_requests().back().options().return_ids());
   EXPECT_EQ(one.code, kItemFailed);
   const auto reply = nlohmann::json::parse(one.out);
   EXPECT_EQ(reply["results"][0]["text"], "de:one");

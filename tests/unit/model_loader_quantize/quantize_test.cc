@@ -304,13 +304,15 @@ void Alter(const fs::path& path, const std::string& name, const Change& change) 
 }
 
 TEST_F(Quantize, NamesAWeightThatIsNoNumberAndLeavesNothing) {
-  const koine::testing::ModelCopy copy;
-  Alter(copy.path() / "shared.safetensors", "encoder.layers.1.ffn.up.weight",
-        [](std::vector<float>& values) { values[17] = NAN; });
-  const auto status = QuantizeModel(copy.path().string(), Out(), DType::kI8).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("encoder.layers.1.ffn.up.weight"), HasSubstr("NaN")));
-  EXPECT_TRUE(fs::is_empty(out_));
+  // Those that are converted and those that are copied.
+  for (const char* name : {"encoder.layers.1.ffn.up.weight", "encoder.layers.1.ffn.up.bias", "encoder.layers.0.self_attn_norm.weight"}) {
+    const koine::testing::ModelCopy copy;
+    Alter(copy.path() / "shared.safetensors", name, [](std::vector<float>& values) { values[17] = NAN; });
+    const auto status = QuantizeModel(copy.path().string(), Out(), DType::kI8).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << name;
+    EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr(name), HasSubstr("NaN"), Not(HasSubstr(".part"))));
+    EXPECT_TRUE(fs::is_empty(out_)) << name;
+  }
 }
 
 TEST_F(Quantize, RowsOfEveryMagnitudeKeepTheBoundAndOutliersAreNamed) {
