@@ -23,8 +23,8 @@ export ASAN_OPTIONS=detect_leaks=1:detect_stack_use_after_return=1:strict_string
 export UBSAN_OPTIONS=print_stacktrace=1
 
 export TSAN_OPTIONS="suppressions=$PWD/tests/tsan.supp:second_deadlock_stack=1"
-# libgomp is not instrumented: ThreadSanitizer cannot see its barriers, so each worker is a team of one.
-# libtsan_libraries.so tells ThreadSanitizer how Abseil and gRPC synchronise (tests/unit/tsan_libraries).
+# libtsan_libraries.so tells ThreadSanitizer how Abseil, gRPC and libgomp synchronise (tests/unit/tsan_libraries).
+# oneDNN's code is not instrumented: where a test does not ask for threads, each worker is a team of one.
 thread_environment=(OMP_NUM_THREADS=1 "LD_PRELOAD=$PWD/build/tsan/tests/libtsan_libraries.so")
 
 passed=0
@@ -78,6 +78,7 @@ for preset in "$@"; do
     plant tsan race "ThreadSanitizer: data race"
     plant tsan half-guarded-race "ThreadSanitizer: data race"
     plant tsan deadlock "lock-order-inversion"
+    plant tsan racing-team "ThreadSanitizer: data race"
     plant tsan racing-handlers "ThreadSanitizer: data race"
     plant tsan use-after-finish "ThreadSanitizer: data race"
   fi

@@ -35,10 +35,33 @@ inline grpc::Status FullServer(int milliseconds) {
   return StatusWith(grpc::StatusCode::RESOURCE_EXHAUSTED, "the queue is full", info);
 }
 
+// A function that a test may replace while the server asks it.
+class Fault {
+ public:
+  using Function = std::function<grpc::Status(const v1::TranslateRequest&)>;
+  Fault& operator=(Function function) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    function_ = std::move(function);
+    return *this;
+  }
+  grpc::Status operator()(const v1::TranslateRequest& request) const {
+    Function function;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      function = function_;
+    }
+    return function ? function(request) : grpc::Status::OK;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  Function function_;
+};
+
 class FakeService final : public v1::Koine::Service {
  public:
   // Asked first on each Translate; anything but OK is the answer.
-  std::function<grpc::Status(const v1::TranslateRequest&)> fault;
+  Fault fault;
 
   grpc::Status Translate(grpc::ServerContext*, const v1::TranslateRequest* request,
                          v1::TranslateResponse* reply) override {
@@ -46,9 +69,7 @@ class FakeService final : public v1::Koine::Service {
       std::lock_guard<std::mutex> lock(mutex_);
       translate_requests_.push_back(*request);
     }
-    if (fault) {
-      if (grpc::Status status = fault(*request); !status.ok()) return status;
-    }
+    if (grpc::Status status = fault(*request); !status.ok()) return status;
     if (request->target() == "xx") {
       return {grpc::StatusCode::INVALID_ARGUMENT, "unknown target language \"xx\"; near: es, de"};
     }

@@ -115,6 +115,22 @@ void Guarded() {
   adder.join();
 }
 
+// No fault: a team reads what was there before it, each member writes a part, and all of it is read behind the team.
+void OrderedTeam() {
+  std::vector<int> parts(2 * static_cast<size_t>(one));
+  parts[0] = parts[1] = 3;
+#pragma omp parallel for num_threads(2)
+  for (int i = 0; i < 2; ++i) parts[static_cast<size_t>(i)] += one;
+  std::printf("%d\n", parts[0] + parts[1]);
+}
+
+void RacingTeam() {
+  int counter = 0;
+#pragma omp parallel for num_threads(2)
+  for (int i = 0; i < 200000; ++i) counter += one;
+  std::printf("%d\n", counter);
+}
+
 // A variable that one thread guards with an Abseil lock, and the other does not.
 void HalfGuarded() {
   absl::Mutex mutex;
@@ -151,17 +167,20 @@ int main(int argc, char** argv) {
     Deadlock();
   } else if (fault == "half-guarded-race") {
     HalfGuarded();
+  } else if (fault == "racing-team") {
+    RacingTeam();
   } else if (fault == "racing-handlers") {
     koine::planted::RacingHandlers();
   } else if (fault == "use-after-finish") {
     koine::planted::UseAfterFinish();
   } else if (fault == "none") {
     Guarded();
+    OrderedTeam();
     koine::planted::GuardedCalls();
   } else {
     std::fprintf(stderr,
                  "usage: planted_faults overflow|use-after-free|leak|undefined|race|half-guarded-race|deadlock|"
-                 "racing-handlers|use-after-finish|none\n");
+                 "racing-team|racing-handlers|use-after-finish|none\n");
     return 2;
   }
   return 0;
