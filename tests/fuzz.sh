@@ -36,28 +36,42 @@ trap 'rm -rf "$work"' EXIT
 findings="$root/$build/findings"
 mkdir -p "$findings"
 
-failed=0
-for fuzzer in "${fuzzers[@]}"; do
+# fuzz FUZZER: its report goes to $work/FUZZER.report; the exit status is the fuzzer's.
+fuzz() {
+  local fuzzer=$1 log="$work/$1.log" status=0 dictionary=()
   mkdir "$work/$fuzzer"
   cp "tests/fuzz/corpus/$fuzzer/"* "$work/$fuzzer/"
-  log="$work/$fuzzer.log"
-  echo "== $fuzzer: $seconds s from $(ls "$work/$fuzzer" | wc -l) seeds"
-  dictionary=()
   [[ -f "tests/fuzz/$fuzzer.dict" ]] && dictionary=(-dict="tests/fuzz/$fuzzer.dict")
-  status=0
-  # -malloc_limit_mb: an input of a few KB that asks for 256 MB at once is a finding too. The limit on everything is
-  # wide, because the sanitizer's quarantine and the growing corpus fill several hundred MB by themselves.
-  "$build/fuzz/$fuzzer" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=4096 -malloc_limit_mb=256 -print_final_stats=1 \
-    "${dictionary[@]}" -artifact_prefix="$findings/$fuzzer-" "$work/$fuzzer" >"$log" 2>&1 || status=$?
-  # libFuzzer's last line holds "cov: EDGES ft: FEATURES corp: INPUTS/BYTES".
-  grep -E '^#[0-9]+.* cov: ' "$log" | tail -n 1 || true
-  grep -E '^stat::(number_of_executed_units|average_exec_per_sec|peak_rss_mb)' "$log" || true
-  if [[ $status -ne 0 ]]; then
-    failed=1
-    echo "** $fuzzer failed (exit $status):"
-    tail -n 60 "$log"
+  {
+    echo "== $fuzzer: $seconds s from $(find "$work/$fuzzer" -type f | wc -l) seeds"
+    # -malloc_limit_mb: an input of a few KB that asks for 256 MB at once is a finding too. The limit on everything is
+    # wide, because the sanitizer's quarantine and the growing corpus fill several hundred MB by themselves.
+    "$build/fuzz/$fuzzer" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=4096 -malloc_limit_mb=256 \
+      -print_final_stats=1 "${dictionary[@]}" -artifact_prefix="$findings/$fuzzer-" "$work/$fuzzer" >"$log" 2>&1 || status=$?
+    # libFuzzer's last line holds "cov: EDGES ft: FEATURES corp: INPUTS/BYTES".
+    grep -E '^#[0-9]+.* cov: ' "$log" | tail -n 1 || true
+    grep -E '^stat::(number_of_executed_units|average_exec_per_sec|peak_rss_mb)' "$log" || true
+    if [[ $status -ne 0 ]]; then
+      echo "** $fuzzer failed (exit $status):"
+      tail -n 60 "$log"
+    fi
+  } >"$work/$fuzzer.report"
+  return "$status"
+}
+
+# One for each core at a time.
+failed=0
+running=0
+for fuzzer in "${fuzzers[@]}"; do
+  if ((running == $(nproc))); then
+    wait -n || failed=1
+    running=$((running - 1))
   fi
+  fuzz "$fuzzer" &
+  running=$((running + 1))
 done
+for ((; running > 0; running--)); do wait -n || failed=1; done
+for fuzzer in "${fuzzers[@]}"; do cat "$work/$fuzzer.report"; done
 
 echo "== $planted: must be found within $planted_seconds s"
 mkdir "$work/$planted"

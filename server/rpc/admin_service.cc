@@ -55,11 +55,13 @@ void AdminService::Run(UnaryReactor* reactor, std::function<void()> work) {
   });
 }
 
-grpc::ServerUnaryReactor* AdminService::LoadLanguage(grpc::CallbackServerContext* context,
-                                                     const grpc::ByteBuffer* request, grpc::ByteBuffer* reply) {
-  v1::LoadLanguageRequest message;
+template <typename Reply, typename Request, typename Work>
+grpc::ServerUnaryReactor* AdminService::Change(const char* method, grpc::CallbackServerContext* context,
+                                               const grpc::ByteBuffer& request, grpc::ByteBuffer* reply,
+                                               const Work& work) {
+  Request message;
   bool go_on = false;
-  UnaryReactor* reactor = UnaryReactor::Begin(&context_, "LoadLanguage", context, *request, reply, &message, &go_on);
+  UnaryReactor* reactor = UnaryReactor::Begin(&context_, method, context, request, reply, &message, &go_on);
   if (!go_on) return reactor;
   ModelHost* host = reactor->FindModel(message.model());
   if (host == nullptr) return reactor;
@@ -68,33 +70,30 @@ grpc::ServerUnaryReactor* AdminService::LoadLanguage(grpc::CallbackServerContext
     reactor->End(deadline.status());
     return reactor;
   }
-  Run(reactor, [this, reactor, host, deadline = *deadline, message = std::move(message)] {
-    const absl::Status status = host->languages->Load(message.language(), message.pin(), deadline);
+  Run(reactor, [this, reactor, host, deadline = *deadline, message = std::move(message), work] {
+    const absl::Status status = work(*host->languages, message, deadline);
     changed_();
-    reactor->EndWith(Answer<v1::LoadLanguageResponse>(*host, message.language(), status));
+    reactor->EndWith(Answer<Reply>(*host, message.language(), status));
   });
   return reactor;
 }
 
+grpc::ServerUnaryReactor* AdminService::LoadLanguage(grpc::CallbackServerContext* context,
+                                                     const grpc::ByteBuffer* request, grpc::ByteBuffer* reply) {
+  return Change<v1::LoadLanguageResponse, v1::LoadLanguageRequest>(
+      "LoadLanguage", context, *request, reply,
+      [](LanguageStore& languages, const v1::LoadLanguageRequest& message, absl::Time deadline) {
+        return languages.Load(message.language(), message.pin(), deadline);
+      });
+}
+
 grpc::ServerUnaryReactor* AdminService::UnloadLanguage(grpc::CallbackServerContext* context,
                                                        const grpc::ByteBuffer* request, grpc::ByteBuffer* reply) {
-  v1::UnloadLanguageRequest message;
-  bool go_on = false;
-  UnaryReactor* reactor = UnaryReactor::Begin(&context_, "UnloadLanguage", context, *request, reply, &message, &go_on);
-  if (!go_on) return reactor;
-  ModelHost* host = reactor->FindModel(message.model());
-  if (host == nullptr) return reactor;
-  const absl::StatusOr<absl::Time> deadline = DeadlineFor(message.timeout_seconds(), *context);
-  if (!deadline.ok()) {
-    reactor->End(deadline.status());
-    return reactor;
-  }
-  Run(reactor, [this, reactor, host, deadline = *deadline, message = std::move(message)] {
-    const absl::Status status = host->languages->Unload(message.language(), deadline);
-    changed_();
-    reactor->EndWith(Answer<v1::UnloadLanguageResponse>(*host, message.language(), status));
-  });
-  return reactor;
+  return Change<v1::UnloadLanguageResponse, v1::UnloadLanguageRequest>(
+      "UnloadLanguage", context, *request, reply,
+      [](LanguageStore& languages, const v1::UnloadLanguageRequest& message, absl::Time deadline) {
+        return languages.Unload(message.language(), deadline);
+      });
 }
 
 grpc::ServerUnaryReactor* AdminService::RescanLanguages(grpc::CallbackServerContext* context,

@@ -36,6 +36,10 @@ class AdminService final : public RawAdmin {
                                             grpc::ByteBuffer* reply) override;
 
  private:
+  // A call that does `work` to one language of one model, and answers what that language is afterwards.
+  template <typename Reply, typename Request, typename Work>
+  grpc::ServerUnaryReactor* Change(const char* method, grpc::CallbackServerContext* context,
+                                   const grpc::ByteBuffer& request, grpc::ByteBuffer* reply, const Work& work);
   // Runs `work`, which ends the reactor, on the service's threads.
   void Run(UnaryReactor* reactor, std::function<void()> work);
 

@@ -142,6 +142,39 @@ void RaiseTo(const v1::Timings& item, v1::Timings* all) {
   all->set_compute_seconds(std::max(all->compute_seconds(), item.compute_seconds()));
 }
 
+// The totals of the items that have an answer, and the call's own.
+template <typename Response>
+void SetTotals(double seconds, Response& response) {
+  for (auto& result : *response.mutable_results()) {
+    if (result.has_status()) continue;
+    result.mutable_timings()->set_total_seconds(seconds);
+    RaiseTo(result.timings(), response.mutable_timings());
+  }
+  response.mutable_timings()->set_total_seconds(seconds);
+}
+
+void SetEngineTimes(const JobResult& job, v1::Timings* timings) {
+  timings->set_queue_seconds(absl::ToDoubleSeconds(job.queued));
+  timings->set_compute_seconds(absl::ToDoubleSeconds(job.computed));
+}
+
+template <typename Result>
+void DescribeSource(const SourceTokens& tokens, size_t length, Result& result) {
+  result.set_truncated(tokens.truncated);
+  result.set_input_tokens(static_cast<int32_t>(length));
+  result.set_unknown_pieces(static_cast<int32_t>(tokens.unknown));
+}
+
+template <typename OneCall, typename Request, typename Done>
+std::shared_ptr<Call> StartCall(TextService* service, std::unique_ptr<Request> request, absl::Time deadline,
+                                Done done) {
+  const int64_t items = request->items_size();
+  const int64_t bytes = static_cast<int64_t>(request->ByteSizeLong());
+  auto call = std::make_shared<OneCall>(service, deadline, std::move(request), std::move(done));
+  call->Begin(items, bytes);
+  return call;
+}
+
 // Faults that end the whole request and not one item: all its jobs share the call.
 bool EndsCall(const absl::Status& status) {
   return absl::IsCancelled(status) || absl::IsDeadlineExceeded(status) || absl::IsUnavailable(status);
@@ -632,9 +665,7 @@ class TextService::TranslateCall final : public BatchCall {
     if (!search.ok()) return search.status();
     job->search = *std::move(search);
     result.set_zero_shot(zero_shot);
-    result.set_truncated(tokens->truncated);
-    result.set_input_tokens(static_cast<int32_t>(job->source_ids.size()));
-    result.set_unknown_pieces(static_cast<int32_t>(tokens->unknown));
+    DescribeSource(*tokens, job->source_ids.size(), result);
     if (options_.return_ids) {
       result.mutable_source_ids()->Assign(job->source_ids.begin(), job->source_ids.end());
     }
@@ -678,19 +709,12 @@ class TextService::TranslateCall final : public BatchCall {
     result.set_text(best.text());
     result.set_finish_reason(best.finish_reason());
     result.set_output_tokens(best.tokens());
-    result.mutable_timings()->set_queue_seconds(absl::ToDoubleSeconds(job.queued));
-    result.mutable_timings()->set_compute_seconds(absl::ToDoubleSeconds(job.computed));
+    SetEngineTimes(job, result.mutable_timings());
     return absl::OkStatus();
   }
 
   void Reply() override {
-    const double total = Elapsed();
-    for (v1::TranslateResult& result : *response_.mutable_results()) {
-      if (result.has_status()) continue;
-      result.mutable_timings()->set_total_seconds(total);
-      RaiseTo(result.timings(), response_.mutable_timings());
-    }
-    response_.mutable_timings()->set_total_seconds(total);
+    SetTotals(Elapsed(), response_);
     std::exchange(done_, nullptr)(std::move(response_));
   }
 
@@ -779,9 +803,7 @@ class TextService::EncodeCall final : public BatchCall {
     job->source_ids = std::move(tokens->ids);
     job->token_states = options_.token_states;
     job->normalize = options_.normalize;
-    result.set_truncated(tokens->truncated);
-    result.set_input_tokens(static_cast<int32_t>(job->source_ids.size()));
-    result.set_unknown_pieces(static_cast<int32_t>(tokens->unknown));
+    DescribeSource(*tokens, job->source_ids.size(), result);
     result.mutable_timings()->set_tokenize_seconds(Elapsed());
     if (options_.return_ids) result.mutable_ids()->Assign(job->source_ids.begin(), job->source_ids.end());
     return job;
@@ -814,19 +836,12 @@ class TextService::EncodeCall final : public BatchCall {
     }
     result.mutable_embedding()->Assign(job.embedding.begin(), job.embedding.end());
     result.mutable_token_states()->Assign(job.token_states.begin(), job.token_states.end());
-    result.mutable_timings()->set_queue_seconds(absl::ToDoubleSeconds(job.queued));
-    result.mutable_timings()->set_compute_seconds(absl::ToDoubleSeconds(job.computed));
+    SetEngineTimes(job, result.mutable_timings());
     return absl::OkStatus();
   }
 
   void Reply() override {
-    const double total = Elapsed();
-    for (v1::EncodeResult& result : *response_.mutable_results()) {
-      if (result.has_status()) continue;
-      result.mutable_timings()->set_total_seconds(total);
-      RaiseTo(result.timings(), response_.mutable_timings());
-    }
-    response_.mutable_timings()->set_total_seconds(total);
+    SetTotals(Elapsed(), response_);
     std::exchange(done_, nullptr)(std::move(response_));
   }
 
@@ -875,20 +890,12 @@ absl::StatusOr<std::unique_ptr<TextService>> TextService::Create(std::string nam
 
 std::shared_ptr<Call> TextService::Translate(std::unique_ptr<v1::TranslateRequest> request, absl::Time deadline,
                                              TranslateDone done) {
-  const int64_t items = request->items_size();
-  const int64_t bytes = static_cast<int64_t>(request->ByteSizeLong());
-  auto call = std::make_shared<TranslateCall>(this, deadline, std::move(request), std::move(done));
-  call->Begin(items, bytes);
-  return call;
+  return StartCall<TranslateCall>(this, std::move(request), deadline, std::move(done));
 }
 
 std::shared_ptr<Call> TextService::Encode(std::unique_ptr<v1::EncodeRequest> request, absl::Time deadline,
                                           EncodeDone done) {
-  const int64_t items = request->items_size();
-  const int64_t bytes = static_cast<int64_t>(request->ByteSizeLong());
-  auto call = std::make_shared<EncodeCall>(this, deadline, std::move(request), std::move(done));
-  call->Begin(items, bytes);
-  return call;
+  return StartCall<EncodeCall>(this, std::move(request), deadline, std::move(done));
 }
 
 }  // namespace koine::server
