@@ -1,10 +1,14 @@
-// Abseil's locks: a lock acquires what the last unlock released.
+// Abseil's locks: a lock acquires what the last unlock released. And its counted errors: whoever frees one comes after
+// all others that had it.
 //
 // Waiting for a condition is done here by polling. The real functions let whoever unlocks evaluate the conditions of
 // those who wait, in the middle of Unlock(), where no statement of ours could order it.
+#include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <thread>
 
+#include "absl/status/status.h"
 #include "absl/synchronization/blocking_counter.h"
 #include "absl/synchronization/mutex.h"
 #include "absl/synchronization/notification.h"
@@ -156,4 +160,14 @@ bool absl::BlockingCounter::DecrementCount() {
 void absl::BlockingCounter::Wait() {
   KOINE_REAL("_ZN4absl7debian315BlockingCounter4WaitEv", void, absl::BlockingCounter*)(this);
   Acquire(this);
+}
+
+void absl::Status::UnrefNonInlined(uintptr_t rep) {
+  // One at a time, by means that ThreadSanitizer does not see: the last one to let go has acquired from all others.
+  static std::atomic_flag busy = ATOMIC_FLAG_INIT;
+  while (busy.test_and_set(std::memory_order_acquire)) std::this_thread::yield();
+  Release(reinterpret_cast<void*>(rep));
+  Acquire(reinterpret_cast<void*>(rep));
+  KOINE_REAL("_ZN4absl7debian36Status15UnrefNonInlinedEm", void, uintptr_t)(rep);
+  busy.clear(std::memory_order_release);
 }
