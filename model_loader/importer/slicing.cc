@@ -4,53 +4,14 @@
 #include <unicode/utf8.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
-#include <system_error>
 
 #include "absl/strings/str_cat.h"
+#include "model_loader/importer/text_lines.h"
 
 namespace koine::model_loader {
 namespace {
 
 constexpr char kWordBoundary[] = "\xe2\x96\x81";  // U+2581, SentencePiece's blank
-
-bool IsUtf8(const std::string& text) {
-  const auto* bytes = reinterpret_cast<const uint8_t*>(text.data());
-  const auto size = static_cast<int64_t>(text.size());
-  for (int64_t i = 0; i < size;) {
-    UChar32 c = 0;
-    U8_NEXT(bytes, i, size, c);
-    if (c < 0) return false;
-  }
-  return true;
-}
-
-// Calls use(line, tokenizer's answer).
-template <typename Use>
-absl::Status ForLines(const std::string& path, const Tokenizer& tokenizer, const Use& use) {
-  std::error_code error;
-  if (!std::filesystem::exists(path, error)) return absl::NotFoundError(absl::StrCat(path, ": no such file"));
-  if (!std::filesystem::is_regular_file(path, error)) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": not a regular file"));
-  }
-  std::ifstream stream(path, std::ios::binary);
-  std::string line;
-  int64_t number = 0;
-  while (std::getline(stream, line)) {
-    ++number;
-    if (!line.empty() && line.back() == '\r') line.pop_back();
-    if (!IsUtf8(line)) return absl::InvalidArgumentError(absl::StrCat(path, ": line ", number, " is not UTF-8"));
-    const absl::StatusOr<Encoded> encoded = tokenizer.Encode(line);
-    if (!encoded.ok()) {
-      return absl::Status(encoded.status().code(),
-                          absl::StrCat(path, ": line ", number, ": ", encoded.status().message()));
-    }
-    use(*encoded);
-  }
-  if (stream.bad() || !stream.eof()) return absl::UnknownError(absl::StrCat(path, ": cannot be read"));
-  return absl::OkStatus();
-}
 
 // The scripts that a code of ISO 15924 stands for.
 std::vector<UScriptCode> ScriptsOf(const std::string& script) {
@@ -95,10 +56,16 @@ bool OfScripts(const std::vector<UChar32>& characters, const std::vector<UScript
 }  // namespace
 
 absl::Status AddSample(const std::string& path, const Tokenizer& tokenizer, SamplePieces* sample) {
-  return ForLines(path, tokenizer, [sample](const Encoded& encoded) {
-    sample->ids.insert(encoded.ids.begin(), encoded.ids.end());
-    sample->pieces += static_cast<int64_t>(encoded.ids.size());
-    sample->unknown += encoded.unknown_pieces;
+  return ForLinesOfFile(path, [&](int64_t number, const std::string& line) {
+    const absl::StatusOr<Encoded> encoded = tokenizer.Encode(line);
+    if (!encoded.ok()) {
+      return absl::Status(encoded.status().code(),
+                          absl::StrCat(path, ": line ", number, ": ", encoded.status().message()));
+    }
+    sample->ids.insert(encoded->ids.begin(), encoded->ids.end());
+    sample->pieces += static_cast<int64_t>(encoded->ids.size());
+    sample->unknown += encoded->unknown_pieces;
+    return absl::OkStatus();
   });
 }
 

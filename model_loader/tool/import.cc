@@ -1,15 +1,13 @@
 // koine-model import DIR --out DIR
-#include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <map>
 #include <memory>
 #include <string>
-#include <system_error>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "model_loader/importer/importer.h"
+#include "model_loader/importer/text_lines.h"
 #include "model_loader/safetensors/strict_json.h"
 #include "model_loader/tool/commands.h"
 #include "model_loader/tool/long_work.h"
@@ -47,15 +45,12 @@ absl::Status AddSampleFiles(const std::string& folder, const std::vector<SampleF
   for (const SampleFile& file : files) {
     absl::StatusOr<SampleRequest> request = Direction(**model, file.languages);
     if (!request.ok()) return request.status();
-    std::error_code error;
-    std::ifstream stream(file.path, std::ios::binary);
-    if (!stream || std::filesystem::is_directory(file.path, error)) {
-      return absl::NotFoundError(absl::StrCat("--sample-texts: ", file.path, ": cannot be read"));
-    }
-    while (std::getline(stream, request->text)) {
-      if (!request->text.empty() && request->text.back() == '\r') request->text.pop_back();
-      if (!request->text.empty()) requests.push_back(*request);
-    }
+    const absl::Status read = ForLinesOfFile(file.path, [&](int64_t, const std::string& line) {
+      request->text = line;
+      if (!line.empty()) requests.push_back(*request);
+      return absl::OkStatus();
+    });
+    if (!read.ok()) return absl::Status(read.code(), absl::StrCat("--sample-texts: ", read.message()));
   }
   return WriteSamples(**model, folder, requests);
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "model_loader/importer/text_lines.h"
 #include "model_loader/model/model.h"
 #include "model_loader/safetensors/strict_json.h"
 #include "model_loader/tool/commands.h"
@@ -23,7 +24,11 @@ struct Options {
 int Samples(const Options& options) {
   std::vector<std::string> texts = options.texts;
   if (texts.empty()) {
-    for (std::string line; std::getline(std::cin, line);) texts.push_back(line);
+    const absl::Status read = ForLines(std::cin, "standard input", [&texts](int64_t, const std::string& line) {
+      if (!line.empty()) texts.push_back(line);
+      return absl::OkStatus();
+    });
+    if (!read.ok()) return Fail(read);
   }
   if (texts.empty()) {
     std::fprintf(stderr, "koine-model: no text: give texts, or lines on standard input\n");
