@@ -133,6 +133,11 @@ void ReadT5(Fields& fields, HfConfig& config) {
   config.heads = fields.Int("num_heads", 1, kMaxHeads, multilingual ? 6 : 8);
   config.buckets = fields.Int("relative_attention_num_buckets", 4, 4'096, 32);
   config.max_distance = fields.Int("relative_attention_max_distance", 2, kMaxPositions, 128);
+  if (config.buckets % 2 != 0 || config.max_distance <= config.buckets / 2) {
+    fields.Fault("relative_attention_num_buckets",
+                 absl::StrCat("is ", config.buckets, " with relative_attention_max_distance ", config.max_distance,
+                              ": an even number is supported, of which half is below that distance"));
+  }
   config.norm_eps = fields.Number("layer_norm_epsilon", 1e-20, false, 1, 1e-6);
 
   // "gated-gelu" means gelu_new (T5Config.__init__); dense_act_fn and is_gated_act, which newer versions save too, win.

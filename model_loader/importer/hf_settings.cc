@@ -32,7 +32,7 @@ absl::StatusOr<json> NeedObject(const std::string& path) {
   return value;
 }
 
-absl::Status ReadPoolingModule(const std::string& path, Pooling& pooling) {
+absl::Status ReadPoolingModule(const std::string& path, Pooling& pooling, bool& include_prompt) {
   const absl::StatusOr<json> value = NeedObject(path);
   if (!value.ok()) return value.status();
   Faults faults(path);
@@ -66,9 +66,7 @@ absl::Status ReadPoolingModule(const std::string& path, Pooling& pooling) {
   } else {
     faults.Add("", absl::StrCat("pooling mode \"", Printable(modes.front()), "\" is not supported (mean, cls)"));
   }
-  if (!fields.Bool("include_prompt", true)) {
-    fields.Fault("include_prompt", "is false: leaving the prompt's tokens out of the mean is not supported");
-  }
+  include_prompt = fields.Bool("include_prompt", true);
   return faults.ToStatus();
 }
 
@@ -133,6 +131,8 @@ absl::StatusOr<SentenceSettings> ReadSentenceSettings(const std::string& folder)
   // The one order that makes sense here, each but the first two optional.
   const std::vector<std::string> order = {"Transformer", "Pooling", "Dense", "Normalize"};
   size_t next = 0;
+  std::string pooling_config;
+  bool include_prompt = true;
   for (const json& module : **modules) {
     const json* type = module.is_object() && module.contains("type") ? &module["type"] : nullptr;
     const json* where = module.is_object() && module.contains("path") ? &module["path"] : nullptr;
@@ -156,7 +156,8 @@ absl::StatusOr<SentenceSettings> ReadSentenceSettings(const std::string& folder)
     if (name == "Transformer") {
       settings.transformer_folder = place;
     } else if (name == "Pooling") {
-      status = ReadPoolingModule(config, settings.pooling);
+      pooling_config = config;
+      status = ReadPoolingModule(config, settings.pooling, include_prompt);
     } else if (name == "Dense") {
       settings.dense_folder = place;
       settings.pooling.dense.emplace();
@@ -182,6 +183,11 @@ absl::StatusOr<SentenceSettings> ReadSentenceSettings(const std::string& folder)
   if (absl::Status status = ReadPromptFile(absl::StrCat(folder, "/config_sentence_transformers.json"), settings);
       !status.ok()) {
     return status;
+  }
+  // Without prompts there is nothing to leave out.
+  if (!include_prompt && !settings.prompts.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        pooling_config, ": include_prompt: is false: leaving the prompt's tokens out of the mean is not supported"));
   }
   return settings;
 }

@@ -15,8 +15,9 @@ absl::StatusOr<std::string> Piece(const std::string& element, const LanguageConf
   if (element != "$source" && element != "$target") return element;
   const LanguageConfig& language = element == "$source" ? source : target;
   if (language.tag.empty()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the prompt asks for ", element, ", but language ", language.code, " has no tag"));
+    return absl::FailedPreconditionError(absl::StrCat("language ", language.code, " cannot be the ",
+                                                      element == "$source" ? "source" : "target",
+                                                      ": the prompt asks for ", element, ", and it has no tag"));
   }
   return language.tag;
 }
@@ -82,10 +83,17 @@ std::vector<int32_t> SuppressedIds(const Generation& generation, const Tokenizer
 
 absl::Status CheckPrompt(const ModelConfig& config, const Language& language) {
   const LanguageConfig& own = language.config();
-  absl::Status status = ResolveSource(config.prompt, own, language.tokenizer(), nullptr).status();
-  if (status.ok() && config.translates) {
-    status = ResolveSource(config.prompt, own, language.tokenizer(), &own).status();
-    if (status.ok()) status = ResolveTarget(config.prompt, own, own, language.tokenizer()).status();
+  const Prompt& prompt = config.prompt;
+  absl::Status status = ResolveSource(prompt, own, language.tokenizer(), nullptr).status();
+  const auto asks = [](const std::vector<std::string>& pieces) {
+    return std::find(pieces.begin(), pieces.end(), "$target") != pieces.end();
+  };
+  // MarianMT tells its targets by tags and has none for what it translates from.
+  const bool source_only =
+      own.tag.empty() && (asks(prompt.source) || asks(prompt.decoder_forced) || prompt.decoder_start == "$target");
+  if (status.ok() && config.translates && !source_only) {
+    status = ResolveSource(prompt, own, language.tokenizer(), &own).status();
+    if (status.ok()) status = ResolveTarget(prompt, own, own, language.tokenizer()).status();
   }
   return status;
 }

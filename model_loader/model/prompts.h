@@ -36,7 +36,8 @@ absl::StatusOr<TargetPrompt> ResolveTarget(const Prompt& prompt, const LanguageC
 // Ids of the pieces that are never generated. Pieces that the vocabulary lacks, as a slice may, cannot be anyway.
 std::vector<int32_t> SuppressedIds(const Generation& generation, const Tokenizer& tokenizer);
 
-// What a model's prompt asks of a language, held against its vocabulary: resolves it from the language to itself.
+// What a model's prompt asks of a language, held against its vocabulary: resolves it from the language to itself. A
+// language without a tag, where the prompt asks for the target's, need only do as a source.
 absl::Status CheckPrompt(const ModelConfig& config, const Language& language);
 
 }  // namespace koine::model_loader

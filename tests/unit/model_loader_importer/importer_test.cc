@@ -14,6 +14,8 @@
 #include "absl/strings/str_cat.h"
 #include "model_loader/checkpoint/checkpoint_tensors.h"
 #include "model_loader/format/config.h"
+#include "model_loader/model/model.h"
+#include "model_loader/model/prompts.h"
 #include "model_loader/safetensors/safetensors.h"
 #include "model_loader/tokenizer/load_tokenizer.h"
 #include "tests/unit/model_loader_importer/checkpoint_copy.h"
@@ -308,6 +310,11 @@ TEST(Family, MarianSuppressesPaddingAndMayHaveTags) {
   EXPECT_EQ(LanguageOf(checkpoint.out(), "deu").tag, ">>deu<<");
   EXPECT_EQ(LanguageOf(checkpoint.out(), "en").tag, "");
   EXPECT_THAT(report->notes, testing::Contains(HasSubstr("names no language code")));
+  // Both serve: what has no tag is translated from.
+  const auto model = Model::Load(checkpoint.out(), {});
+  ASSERT_TRUE(model.ok()) << model.status();
+  for (const auto& language : (*model)->languages())
+    EXPECT_TRUE(CheckPrompt(config, *language).ok()) << language->code();
 
   checkpoint.EditJson("config.json", [](json& file) { file["share_encoder_decoder_embeddings"] = false; });
   EXPECT_THAT(checkpoint.Fault(), HasSubstr("separate vocabularies"));
@@ -357,6 +364,11 @@ TEST(Family, EncodersPoolAsTheirOwnFilesSay) {
   bert.EditJson("1_Pooling/config.json", [](json& file) { file["pooling_mode_max_tokens"] = false; });
   EXPECT_THAT(bert.Fault(), HasSubstr("0 pooling modes are on"));
   bert.EditJson("1_Pooling/config.json", [](json& file) { file["pooling_mode_cls_token"] = true; });
+  // A prompt that the mean leaves out is refused; where there is none, nothing is left out.
+  bert.EditJson("1_Pooling/config.json", [](json& file) { file["include_prompt"] = false; });
+  EXPECT_TRUE(bert.Run().ok());
+  bert.EditJson("config_sentence_transformers.json", [](json& file) { file["prompts"]["query"] = "query: "; });
+  EXPECT_THAT(bert.Fault(), HasSubstr("1_Pooling/config.json: include_prompt: is false"));
   bert.EditJson("modules.json", [](json& file) { file[2]["type"] = "sentence_transformers.models.LSTM"; });
   EXPECT_THAT(bert.Fault(), HasSubstr("modules of type \"LSTM\" are not supported"));
 
@@ -898,7 +910,9 @@ TEST(Loader, RefusesConfigurationsThatLie) {
       {"hf-nllb", "tokenizer_config.json", "model_max_length", "long", "model_max_length"},
       {"hf-nllb", "tokenizer_config.json", "added_tokens_decoder", {{"x", {{"content", "<a>"}}}}, "must have an id"},
       {"hf-t5", "config.json", "d_kv", 15, "config.json makes it"},
-      {"hf-t5", "config.json", "relative_attention_num_buckets", 31, "relative_attention_bias.weight\" is [32, 3]"},
+      {"hf-t5", "config.json", "relative_attention_num_buckets", 30, "relative_attention_bias.weight\" is [32, 3]"},
+      {"hf-t5", "config.json", "relative_attention_num_buckets", 31, "relative_attention_num_buckets: is 31 with"},
+      {"hf-t5", "config.json", "relative_attention_max_distance", 16, "relative_attention_max_distance 16"},
       {"hf-t5", "config.json", "feed_forward_proj", "half-gelu", "neither ACT nor gated-ACT"},
       {"hf-t5", "config.json", "is_gated_act", true, "DenseReluDense.wi_0.weight"},
       {"hf-t5", "tokenizer_config.json", "extra_ids", -1, "extra_ids"},

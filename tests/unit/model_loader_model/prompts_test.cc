@@ -99,7 +99,7 @@ TEST(Prompts, AMissingPieceIsNamedWithItsLanguage) {
   const auto target = ResolveTarget(Rules({"$text"}, "<pad>", {}), Named("en", ""), Named("de", ""), kGerman);
   EXPECT_THAT(std::string(target.status().message()), HasSubstr("language de"));
   const auto tagless = ResolveTarget(Rules({"$text"}, "</s>", {"$target"}), Named("en", ""), Named("de", ""), kGerman);
-  EXPECT_THAT(std::string(tagless.status().message()), HasSubstr("de has no tag"));
+  EXPECT_THAT(std::string(tagless.status().message()), HasSubstr("language de cannot be the target"));
 }
 
 TEST(Prompts, TheTextStandsExactlyOnce) {
@@ -125,6 +125,20 @@ TEST(Prompts, TheDemoModelHasItsEndMarkBehindTheText) {
   ASSERT_TRUE(target.ok());
   EXPECT_EQ(target->start, 1);
   EXPECT_THAT(target->forced, IsEmpty());
+}
+
+TEST(Prompts, WithoutATagALanguageIsASourceOnlyWhereThePromptTellsTheTarget) {
+  const auto model = testing::LoadModel("deploy/demo_model", kernels::Precision::kF32);
+  ASSERT_NE(model, nullptr);
+  const Language& untagged = *model->languages().front();
+  ASSERT_EQ(untagged.config().tag, "");
+  ModelConfig config = model->config();
+  config.prompt.source = {"$target", "$text", "</s>"};  // MarianMT
+  EXPECT_TRUE(CheckPrompt(config, untagged).ok());
+  config.prompt.source = {"$source", "$text", "</s>"};
+  EXPECT_THAT(std::string(CheckPrompt(config, untagged).message()), HasSubstr("cannot be the source"));
+  config.prompt.source = {"$target", "$text", "<no such piece>"};
+  EXPECT_THAT(std::string(CheckPrompt(config, untagged).message()), HasSubstr("<no such piece>"));
 }
 
 TEST(Prompts, ALanguageWithoutAPieceThatThePromptNeedsIsFound) {
