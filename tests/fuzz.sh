@@ -13,8 +13,8 @@ if ! [[ "$seconds" =~ ^[1-9][0-9]*$ ]]; then
   echo "usage: tests/fuzz.sh [SECONDS]" >&2
   exit 2
 fi
-fuzzers=(fuzz_safetensors fuzz_model_config fuzz_sentencepiece fuzz_wordpiece fuzz_vocab_json fuzz_torch_pickle
-  fuzz_checkpoint_index fuzz_hf_config fuzz_peft_config)
+fuzzers=(fuzz_safetensors fuzz_model_config fuzz_sentencepiece fuzz_wordpiece fuzz_vocab_json fuzz_byte_bpe
+  fuzz_torch_pickle fuzz_checkpoint_index fuzz_hf_config fuzz_peft_config)
 planted=fuzz_planted_fault
 planted_seconds=60 # it takes well under one; the rest is for slow machines
 

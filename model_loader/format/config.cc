@@ -91,7 +91,8 @@ const std::vector<std::pair<std::string, TokenizerKind>>& TokenizerKinds() {
   static const auto& values = *new std::vector<std::pair<std::string, TokenizerKind>>{
       {"sentencepiece", TokenizerKind::kSentencePiece},
       {"sentencepiece_vocab", TokenizerKind::kSentencePieceVocab},
-      {"wordpiece", TokenizerKind::kWordPiece}};
+      {"wordpiece", TokenizerKind::kWordPiece},
+      {"byte_bpe", TokenizerKind::kByteBpe}};
   return values;
 }
 
@@ -138,12 +139,9 @@ std::optional<TokenizerConfig> ReadTokenizer(Fields fields) {
                                 "most 128, no \"..\", not beginning with '.')"));
     }
   }
-  const bool dictionary = tokenizer.kind == TokenizerKind::kSentencePieceVocab;
-  const size_t least = dictionary ? 2 : 1;
-  const size_t most = dictionary ? 3 : 1;
-  if (fields.Has("files") && (tokenizer.files.size() < least || tokenizer.files.size() > most)) {
-    fields.Fault("files", dictionary ? "must name a model and a dictionary, or two models and a dictionary"
-                                     : "must name one file");
+  const FileCount count = FileCountOf(tokenizer.kind);
+  if (fields.Has("files") && (tokenizer.files.size() < count.least || tokenizer.files.size() > count.most)) {
+    fields.Fault("files", absl::StrCat("must name ", count.what));
   }
   ReadMarkers(fields, tokenizer);
   switch (tokenizer.kind) {
@@ -172,6 +170,11 @@ std::optional<TokenizerConfig> ReadTokenizer(Fields fields) {
       if (tokenizer.continuation_prefix.empty() || tokenizer.continuation_prefix.size() > 16) {
         fields.Fault("continuation_prefix", "must be 1 to 16 bytes");
       }
+      break;
+    case TokenizerKind::kByteBpe:
+      tokenizer.unk_piece = fields.String("unk_piece", "<unk>");
+      tokenizer.add_prefix_space = fields.Bool("add_prefix_space", false);
+      tokenizer.split_words = fields.Bool("split_words", true);
       break;
   }
   if (tokenizer.kind != TokenizerKind::kSentencePiece && tokenizer.unk_piece.empty()) {
@@ -644,6 +647,11 @@ ordered_json TokenizerJson(const TokenizerConfig& tokenizer) {
       result["continuation_prefix"] = tokenizer.continuation_prefix;
       result["max_word_chars"] = tokenizer.max_word_chars;
       break;
+    case TokenizerKind::kByteBpe:
+      result["unk_piece"] = tokenizer.unk_piece;
+      result["add_prefix_space"] = tokenizer.add_prefix_space;
+      result["split_words"] = tokenizer.split_words;
+      break;
   }
   if (!tokenizer.markers.empty()) {
     // By id, as people list them.
@@ -681,6 +689,19 @@ ordered_json OwnLayers(const std::vector<LayerOwner>& layers) {
 }
 
 }  // namespace
+
+FileCount FileCountOf(TokenizerKind kind) {
+  switch (kind) {
+    case TokenizerKind::kSentencePiece:
+    case TokenizerKind::kWordPiece:
+      break;
+    case TokenizerKind::kSentencePieceVocab:
+      return {2, 3, "a model and a dictionary, or two models and a dictionary"};
+    case TokenizerKind::kByteBpe:
+      return {1, 2, "a tokenizer.json, or a dictionary and its merges"};
+  }
+  return {1, 1, "one file"};
+}
 
 bool IsPlainFileName(std::string_view name) {
   constexpr size_t kMaxName = 128;

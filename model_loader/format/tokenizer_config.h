@@ -2,6 +2,7 @@
 #ifndef KOINE_MODEL_LOADER_FORMAT_TOKENIZER_CONFIG_H_
 #define KOINE_MODEL_LOADER_FORMAT_TOKENIZER_CONFIG_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -18,7 +19,16 @@ enum class TokenizerKind : uint8_t {
   kSentencePieceVocab,
   // BERT's clean-up and WordPiece.
   kWordPiece,
+  // GPT-2's and RoBERTa's: words, their bytes, merges.
+  kByteBpe,
 };
+
+// How many files a kind has.
+struct FileCount {
+  size_t least, most;
+  const char* what;  // "one file"
+};
+FileCount FileCountOf(TokenizerKind kind);
 
 struct TokenizerConfig {
   TokenizerKind kind = TokenizerKind::kSentencePiece;
@@ -27,6 +37,7 @@ struct TokenizerConfig {
   //   sentencepiece_vocab  {model, vocab.json}, or {source model, target model, vocab.json}: the first model encodes,
   //                        the second decodes
   //   wordpiece            {vocab.txt}, or {x.json}: a tokenizer.json, or a plain {"piece": id} dictionary
+  //   byte_bpe             {vocab.json, merges.txt}, or {x.json}: a tokenizer.json
   std::vector<std::string> files;
   // Pieces that no text ever yields and that decode to nothing, with their ids: <s>, <pad>, language tags, [CLS].
   // They take their ids from whatever else would have them.
@@ -40,6 +51,8 @@ struct TokenizerConfig {
   bool split_cjk = true;                   // wordpiece: every CJK ideograph is a word
   std::string continuation_prefix = "##";  // wordpiece
   int32_t max_word_chars = 100;            // wordpiece: longer words are unknown
+  bool add_prefix_space = false;           // byte_bpe: before a text that does not begin with one
+  bool split_words = true;                 // byte_bpe: no merge reaches over the end of a word
 
   friend bool operator==(const TokenizerConfig&, const TokenizerConfig&) = default;
 };

@@ -167,13 +167,12 @@ class Reader {
         break;
       case HfFamily::kBert:
       case HfFamily::kRoberta:
-        // The model's kind does not tell the tokenizer's: there are BERT models with XLM-R's.
-        status = Exists("sentencepiece.bpe.model") ? XlmRoberta() : WordPiece(lower_case);
+        status = Encoder(lower_case);
         if (lower_case && result_.config.kind != TokenizerKind::kWordPiece && status.ok()) {
           return absl::InvalidArgumentError(
               absl::StrCat(folder_,
-                           ": sentence_bert_config.json lower-cases texts before SentencePiece; that is not "
-                           "supported"));
+                           ": sentence_bert_config.json lower-cases texts before SentencePiece or byte-level BPE; that "
+                           "is not supported"));
         }
         break;
     }
@@ -205,7 +204,8 @@ class Reader {
     if (!FileExists(path)) {
       std::string hint;
       if (Exists("merges.txt")) {
-        hint = "; vocab.json with merges.txt is a byte-level BPE tokenizer, which is not supported";
+        hint =
+            "; vocab.json with merges.txt is a byte-level BPE tokenizer, which only BERT and RoBERTa encoders may have";
       } else if (Exists("tokenizer.json")) {
         hint = "; the same tokenizer in tokenizer.json is not read";
       }
@@ -456,40 +456,46 @@ class Reader {
     return absl::OkStatus();
   }
 
-  absl::Status WordPiece(bool lower_case) {
-    std::string file = "vocab.txt";
-    if (!Exists(file)) {
-      const std::string path = absl::StrCat(folder_, "/tokenizer.json");
-      absl::StatusOr<std::optional<json>> whole = ReadHfJsonIfThere(path);
-      if (!whole.ok()) return whole.status();
-      const bool bpe = Exists("merges.txt");
-      if (!whole->has_value()) {
-        return bpe ? absl::InvalidArgumentError(absl::StrCat(
-                         folder_, ": vocab.json with merges.txt is a byte-level BPE tokenizer, which is not supported"))
-                   : absl::NotFoundError(absl::StrCat(
-                         folder_,
-                         ": no tokenizer; one of sentencepiece.bpe.model, vocab.txt, tokenizer.json is expected"));
-      }
-      std::string type = "?";
-      if ((*whole)->is_object() && (*whole)->contains("model") && (**whole)["model"].is_object()) {
-        const json& model = (**whole)["model"];
-        type = TextOf(model, "type", "WordPiece");
-        result_.config.continuation_prefix = TextOf(model, "continuing_subword_prefix", "##");
-        if (model.contains("max_input_chars_per_word") && model["max_input_chars_per_word"].is_number_integer()) {
-          // Out of range is for the format to say.
-          result_.config.max_word_chars = static_cast<int32_t>(
-              std::clamp<int64_t>(model["max_input_chars_per_word"].get<int64_t>(), 0, int64_t{1} << 20));
-        }
-      }
-      if (type != "WordPiece") {
-        return absl::InvalidArgumentError(
-            absl::StrCat(path, ": a ", type == "BPE" ? "byte-level BPE" : Printable(type),
-                         " tokenizer, which is not supported from this file (WordPiece is); sentencepiece.bpe.model or "
-                         "vocab.txt is expected beside it"));
-      }
-      if (absl::Status status = ReadNormalizer(**whole, path); !status.ok()) return status;
-      file = "tokenizer.json";
+  // BERT's and RoBERTa's kinds. The model's kind does not tell the tokenizer's: there are BERT models with XLM-R's.
+  absl::Status Encoder(bool lower_case) {
+    if (Exists("sentencepiece.bpe.model")) return XlmRoberta();
+    if (Exists("vocab.txt")) return WordPiece("vocab.txt", lower_case);
+    const std::string path = absl::StrCat(folder_, "/tokenizer.json");
+    const absl::StatusOr<std::optional<json>> whole = ReadHfJsonIfThere(path);
+    if (!whole.ok()) return whole.status();
+    if (!whole->has_value()) {
+      if (Exists("vocab.json") && Exists("merges.txt")) return ByteBpe({"vocab.json", "merges.txt"});
+      return absl::NotFoundError(absl::StrCat(
+          folder_,
+          ": no tokenizer; one of sentencepiece.bpe.model, vocab.txt, tokenizer.json, vocab.json with merges.txt is "
+          "expected"));
     }
+    std::string type = "?";
+    if ((*whole)->is_object() && (*whole)->contains("model") && (**whole)["model"].is_object()) {
+      const json& model = (**whole)["model"];
+      type = TextOf(model, "type", model.contains("merges") ? "BPE" : "WordPiece");  // old files do not say
+      result_.config.continuation_prefix = TextOf(model, "continuing_subword_prefix", "##");
+      if (model.contains("max_input_chars_per_word") && model["max_input_chars_per_word"].is_number_integer()) {
+        // Out of range is for the format to say.
+        result_.config.max_word_chars = static_cast<int32_t>(
+            std::clamp<int64_t>(model["max_input_chars_per_word"].get<int64_t>(), 0, int64_t{1} << 20));
+      }
+    }
+    if (type == "BPE") {
+      if (absl::Status status = ReadByteLevel(**whole, path); !status.ok()) return status;
+      return ByteBpe({"tokenizer.json"});
+    }
+    if (type != "WordPiece") {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, ": a ", Printable(type),
+                       " tokenizer, which is not supported from this file (WordPiece and byte-level BPE are); "
+                       "sentencepiece.bpe.model is expected beside it"));
+    }
+    if (absl::Status status = ReadNormalizer(**whole, path); !status.ok()) return status;
+    return WordPiece("tokenizer.json", lower_case);
+  }
+
+  absl::Status WordPiece(const std::string& file, bool lower_case) {
     if (absl::Status status = NeedFile(file, kMaxDictionaryBytes); !status.ok()) return status;
     TokenizerConfig& config = result_.config;
     config.kind = TokenizerKind::kWordPiece;
@@ -510,19 +516,100 @@ class Reader {
       config.strip_accents = config.strip_accents.value_or(false);
       config.lower_case = true;
     }
-    config.unk_piece = settings_.Name("unk_token", "[UNK]");
-    const std::string cls = settings_.Name("cls_token", "[CLS]");
-    const std::string sep = settings_.Name("sep_token", "[SEP]");
-    const std::string pad = settings_.Name("pad_token", "[PAD]");
+    return EncoderMarks("[CLS]", "[SEP]", "[PAD]", "[MASK]", "[UNK]");
+  }
+
+  // RoBERTa's. As in RobertaTokenizerFast the settings win over tokenizer.json; the general class has no own setting.
+  absl::Status ByteBpe(const std::vector<std::string>& files) {
+    for (const std::string& file : files) {
+      if (absl::Status status = NeedFile(file, kMaxDictionaryBytes); !status.ok()) return status;
+    }
+    TokenizerConfig& config = result_.config;
+    config.kind = TokenizerKind::kByteBpe;
+    const std::string& name = settings_.tokenizer_class;
+    const bool general = name == "PreTrainedTokenizerFast";
+    if (files.size() > 1 && !name.empty() && !general && !absl::StartsWith(name, "Roberta")) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(settings_.config_path, ": tokenizer_class: \"", Printable(name),
+                       "\" with vocab.json and merges.txt: only RobertaTokenizer's marks are known"));
+    }
+    Faults faults(settings_.config_path);
+    Fields fields(&settings_.config, "", &faults);
+    config.add_prefix_space = fields.Bool("add_prefix_space", general && byte_level_prefix_);
+    if (!faults.empty()) return faults.ToStatus();
+    return EncoderMarks("<s>", "</s>", "<pad>", "<mask>", "<unk>");
+  }
+
+  // What a tokenizer.json with a BPE model says that the folder's other files need not: the configuration's part of the
+  // pre-tokenizer, further tokens, the marks around a text. What it must not say is for the kind itself to refuse.
+  absl::Status ReadByteLevel(const json& whole, const std::string& path) {
+    const auto part = [&whole](const char* key) {
+      const auto found = whole.find(key);
+      return found != whole.end() && found->is_object() ? *found : json::object();
+    };
+    const json words = part("pre_tokenizer");
+    byte_level_prefix_ = words.value("add_prefix_space", json()) == true;
+    result_.config.split_words = words.value("use_regex", json()) != false;
+    for (const json& token : whole.value("added_tokens", json::array())) {
+      const std::string text = TokenText(token);
+      const json id = token.is_object() ? token.value("id", json()) : json();
+      if (absl::Status status = AddId(path, text, id, settings_); !status.ok()) return status;
+      settings_.is_special.emplace(text, token.value("special", json()) == true);
+    }
+    const json marks = part("post_processor");
+    const std::string type = TextOf(marks, "type", "none");
+    std::vector<std::string> around = {TokenPair(marks, "cls"), TokenPair(marks, "sep")};
+    if (type == "TemplateProcessing") around = Template(marks);
+    if (around != std::vector<std::string>{settings_.Name("cls_token", "<s>"), settings_.Name("sep_token", "</s>")}) {
+      return absl::InvalidArgumentError(
+          absl::StrCat(path, ": post_processor: ", Printable(type),
+                       ": only one that puts the class mark before a text and the separator behind it is supported"));
+    }
+    return absl::OkStatus();
+  }
+
+  // ["<s>", 0]
+  static std::string TokenPair(const json& object, const char* key) {
+    const auto found = object.find(key);
+    return found != object.end() && found->is_array() && !found->empty() ? TokenText((*found)[0]) : "";
+  }
+
+  // The marks of a template's `single`, where these are one before and one behind the text.
+  static std::vector<std::string> Template(const json& processor) {
+    const json single = processor.value("single", json());
+    if (!single.is_array() || single.size() != 3 || !single[1].is_object() || !single[1].contains("Sequence"))
+      return {};
+    std::vector<std::string> marks;
+    for (const size_t i : {size_t{0}, size_t{2}}) {
+      const json token = single[i].is_object() ? single[i].value("SpecialToken", json()) : json();
+      marks.push_back(token.is_object() ? TextOf(token, "id", "") : "");
+    }
+    return marks;
+  }
+
+  // The marks of an encoder by their names in the settings, else as here; their ids in the dictionary, or where the
+  // files add them. Reads the dictionary.
+  absl::Status EncoderMarks(const char* cls_name, const char* sep_name, const char* pad_name, const char* mask_name,
+                            const char* unk_name) {
+    TokenizerConfig& config = result_.config;
+    config.unk_piece = settings_.Name("unk_token", unk_name);
+    const std::string cls = settings_.Name("cls_token", cls_name);
+    const std::string sep = settings_.Name("sep_token", sep_name);
+    const std::string pad = settings_.Name("pad_token", pad_name);
+    const std::string mask = settings_.Name("mask_token", mask_name);
     TakeMarks(cls, pad, sep, config.unk_piece);
+    const std::vector<std::string> marks = {cls, sep, pad, mask, config.unk_piece};
+    for (const std::string& mark : marks) {
+      if (const int32_t id = IdOf(mark, -1); id >= 0) config.markers[mark] = id;
+    }
     if (absl::Status status = Parse(); !status.ok()) return status;
-    for (const std::string& mark : {cls, sep, pad, settings_.Name("mask_token", "[MASK]"), config.unk_piece}) {
+    for (const std::string& mark : marks) {
       const int32_t id = result_.tokenizer->PieceToId(mark);
       if (id >= 0) {
         config.markers[mark] = id;
       } else if (mark == cls || mark == sep) {
-        return absl::InvalidArgumentError(
-            absl::StrCat(folder_, "/", file, ": has no piece \"", Printable(mark), "\", which every text needs"));
+        return absl::InvalidArgumentError(absl::StrCat(folder_, "/", config.files.front(), ": has no piece \"",
+                                                       Printable(mark), "\", which every text needs"));
       }
     }
     if (result_.tokenizer->PieceToId(pad) < 0) result_.pad.clear();
@@ -607,11 +694,12 @@ class Reader {
 
   const std::string& folder_;
   const HfConfig& config_;
-  const Settings settings_;
+  Settings settings_;
   HfTokenizer result_;
   bool has_legacy_order_ = false;
   std::set<std::string> added_tags_;  // known by their ids alone
   std::optional<bool> normalizer_lower_case_, normalizer_strip_accents_, normalizer_split_cjk_;
+  bool byte_level_prefix_ = false;
 };
 
 }  // namespace

@@ -1,7 +1,7 @@
 // The tokenizer of a Hugging Face folder as one of Koine's kinds, with the ids that the library gives: which files, the
 // numbers of marks and language tags, what surrounds a text.
 //
-// Sources: transformers/models/{nllb,m2m_100,mbart,mbart50,marian,t5,xlm_roberta,bert}/tokenization_*.py.
+// Sources: transformers/models/{nllb,m2m_100,mbart,mbart50,marian,t5,xlm_roberta,bert,roberta}/tokenization_*.py.
 #ifndef KOINE_MODEL_LOADER_IMPORTER_HF_TOKENIZER_H_
 #define KOINE_MODEL_LOADER_IMPORTER_HF_TOKENIZER_H_
 

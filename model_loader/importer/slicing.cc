@@ -101,9 +101,11 @@ std::vector<int32_t> SliceRows(const Tokenizer& tokenizer, const std::vector<int
     if (there.count(id) != 0) continue;
     bool wanted = sample.count(id) != 0;
     if (!wanted) {
-      const std::string piece = tokenizer.IdToPiece(id);
-      if (piece.empty()) continue;
-      const std::vector<UChar32> characters = Characters(piece);
+      if (tokenizer.IdToPiece(id).empty()) continue;
+      // As text: dictionaries of bytes spell it otherwise.
+      const absl::StatusOr<std::string> text = tokenizer.Decode({id});
+      if (!text.ok()) continue;
+      const std::vector<UChar32> characters = Characters(*text);
       wanted = (whole_script || characters.size() <= 1) && OfScripts(characters, scripts);
     }
     if (wanted) rows.push_back(id);

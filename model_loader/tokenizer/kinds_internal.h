@@ -25,7 +25,7 @@ using KeepId = std::function<bool(int32_t id)>;
 absl::StatusOr<std::unique_ptr<SentencePieceBridge>> LoadBridge(std::string_view bytes, const std::string& name,
                                                                 const KeepPiece& keep);
 
-// The three kinds. `names` and `contents` go with config.files, one by one.
+// The four kinds. `names` and `contents` go with config.files, one by one.
 absl::StatusOr<std::unique_ptr<Tokenizer>> MakeOffsetTokenizer(const TokenizerConfig& config,
                                                                const std::vector<std::string>& names,
                                                                const std::vector<std::string>& contents,
@@ -38,6 +38,10 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> MakeWordPieceTokenizer(const Tokenize
                                                                   const std::vector<std::string>& names,
                                                                   const std::vector<std::string>& contents,
                                                                   const KeepId& keep);
+absl::StatusOr<std::unique_ptr<Tokenizer>> MakeByteBpeTokenizer(const TokenizerConfig& config,
+                                                                const std::vector<std::string>& names,
+                                                                const std::vector<std::string>& contents,
+                                                                const KeepId& keep);
 
 }  // namespace koine::model_loader
 

@@ -14,11 +14,10 @@ namespace koine::model_loader {
 namespace {
 
 absl::Status CheckFiles(const TokenizerConfig& config) {
-  const bool dictionary = config.kind == TokenizerKind::kSentencePieceVocab;
-  const size_t count = config.files.size();
-  if (dictionary ? count != 2 && count != 3 : count != 1) {
-    return absl::InvalidArgumentError(absl::StrCat("the tokenizer's files are [", absl::StrJoin(config.files, ", "),
-                                                   "]: ", dictionary ? "two or three" : "one", " must be named"));
+  const FileCount count = FileCountOf(config.kind);
+  if (config.files.size() < count.least || config.files.size() > count.most) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the tokenizer's files are [", absl::StrJoin(config.files, ", "), "]: must name ", count.what));
   }
   for (const std::string& file : config.files) {
     if (!IsPlainFileName(file)) {
@@ -38,6 +37,8 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Make(const TokenizerConfig& config, c
       return MakeVocabTokenizer(config, names, contents, keep);
     case TokenizerKind::kWordPiece:
       return MakeWordPieceTokenizer(config, names, contents, keep);
+    case TokenizerKind::kByteBpe:
+      return MakeByteBpeTokenizer(config, names, contents, keep);
   }
   return absl::InvalidArgumentError("no such tokenizer kind");
 }
@@ -51,7 +52,7 @@ absl::StatusOr<Files> Read(const std::string& folder, const TokenizerConfig& con
   Files files;
   for (size_t i = 0; i < config.files.size(); ++i) {
     files.names.push_back(absl::StrCat(folder, "/", config.files[i]));
-    const bool dictionary = config.kind == TokenizerKind::kWordPiece ||
+    const bool dictionary = config.kind == TokenizerKind::kWordPiece || config.kind == TokenizerKind::kByteBpe ||
                             (config.kind == TokenizerKind::kSentencePieceVocab && i + 1 == config.files.size());
     absl::StatusOr<std::string> bytes =
         ReadTokenizerFile(files.names.back(), dictionary ? kMaxDictionaryBytes : kMaxModelFileBytes);

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <unicode/utf8.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -56,6 +57,13 @@ std::string ValidUtf8(std::string text) {
     }
   }
   return result;
+}
+
+void AppendUtf8(int32_t c, std::string* text) {
+  char buffer[U8_MAX_LENGTH];
+  int32_t length = 0;
+  U8_APPEND_UNSAFE(buffer, length, c);
+  text->append(buffer, static_cast<size_t>(length));
 }
 
 absl::Status CheckTextSize(std::string_view text) {

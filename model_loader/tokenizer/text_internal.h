@@ -24,6 +24,9 @@ inline constexpr int64_t kMaxTokenIds = int64_t{1} << 22;
 // Replaces every byte that belongs to no well-formed sequence (Unicode 15, table 3-7) by U+FFFD.
 std::string ValidUtf8(std::string text);
 
+// REQUIRES a code point.
+void AppendUtf8(int32_t c, std::string* text);
+
 // OK, or INVALID_ARGUMENT naming both sizes.
 absl::Status CheckTextSize(std::string_view text);
 

@@ -24,6 +24,11 @@ absl::Status CheckPiece(std::string_view piece) {
 
 }  // namespace
 
+std::string Show(const json& value) {
+  if (value.is_string()) return Printable(value.get_ref<const std::string&>());
+  return Printable(value.dump(-1, ' ', false, json::error_handler_t::replace));
+}
+
 absl::Status Vocabulary::Add(std::string_view piece, int64_t id) {
   if (absl::Status status = CheckPiece(piece); !status.ok()) return status;
   const auto index = static_cast<size_t>(id);

@@ -18,6 +18,9 @@
 
 namespace koine::model_loader {
 
+// For messages: strings without their quotes.
+std::string Show(const nlohmann::json& value);
+
 // Immutable once read. Errors do not name the file.
 class Vocabulary {
  public:

@@ -43,13 +43,6 @@ bool IsPunctuation(UChar32 c) {
   return (U_GET_GC_MASK(c) & U_GC_P_MASK) != 0;
 }
 
-void AppendUtf8(UChar32 c, std::string* text) {
-  char buffer[U8_MAX_LENGTH];
-  int32_t length = 0;
-  U8_APPEND_UNSAFE(buffer, length, c);
-  text->append(buffer, static_cast<size_t>(length));
-}
-
 // BERT's clean_up_tokenization of English.
 std::string CleanUp(const std::string& text) {
   // One after the other, each over the whole text.
@@ -229,12 +222,6 @@ class WordPieceTokenizer : public Tokenizer {
   const size_t max_word_chars_;
   const std::string name_;
 };
-
-// For messages: strings without their quotes.
-std::string Show(const json& value) {
-  if (value.is_string()) return Printable(value.get_ref<const std::string&>());
-  return Printable(value.dump(-1, ' ', false, json::error_handler_t::replace));
-}
 
 // The dictionary of a tokenizer.json, whose model must be what the configuration says.
 absl::StatusOr<const json*> FindDictionary(const json& root, const TokenizerConfig& config) {

@@ -405,7 +405,32 @@ TEST_P(SentenceVectors, AreTheReferences) {
               encoded.results_size(), rows, values, 1 - cosine);
 }
 
-INSTANTIATE_TEST_SUITE_P(Checkpoints, SentenceVectors, ::testing::Values("hf-xlmr", "hf-bert"),
+TEST(ByteLevelBpe, GivesTheReferencesIdsForEveryEdgeText) {
+  Served& served = ServedOf("hf-roberta");
+  ASSERT_TRUE(served.ok());
+  v1::EncodeRequest request;
+  request.mutable_options()->set_return_ids(true);
+  std::vector<std::vector<int32_t>> ids;
+  const json expected = Expected("hf-roberta");
+  for (const json& one : expected.at("edge_texts")) {
+    if (one.at("ids").size() > 128) continue;  // longer than the model reads
+    request.add_items()->set_text(one.at("text").get<std::string>());
+    ids.push_back(Ids(one.at("ids")));
+  }
+  const v1::EncodeResponse encoded = served.Encode(request);
+  ASSERT_EQ(static_cast<size_t>(encoded.results_size()), ids.size());
+  int compared = 0;
+  for (int i = 0; i < encoded.results_size(); ++i) {
+    const v1::EncodeResult& result = encoded.results(i);
+    if (result.status().message().find("is blank") != std::string::npos) continue;  // such texts have no vector
+    EXPECT_EQ(result.status().code(), 0) << result.status().message();
+    EXPECT_EQ(Ids(result.ids()), ids[static_cast<size_t>(i)]) << request.items(i).text();
+    ++compared;
+  }
+  EXPECT_GE(compared, 80);
+}
+
+INSTANTIATE_TEST_SUITE_P(Checkpoints, SentenceVectors, ::testing::Values("hf-xlmr", "hf-bert", "hf-roberta"),
                          [](const auto& parameter) { return std::string(parameter.param).substr(3); });
 
 TEST(PeftAdapters, AnswerAsTheReferenceNamedOnBothSidesAndMixedWithRowsThatUseNone) {

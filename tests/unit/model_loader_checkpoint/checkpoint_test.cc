@@ -104,7 +104,7 @@ TEST_P(Reference, EveryTensorHasTheBytesAndValuesThatPythonReads) {
 
 INSTANTIATE_TEST_SUITE_P(Folders, Reference,
                          testing::Values("hf-nllb", "hf-m2m100", "hf-mbart50", "hf-mt5", "hf-t5", "hf-marian",
-                                         "hf-xlmr", "hf-bert", "hf-nllb-lora-de", "hf-nllb-lora-fr"),
+                                         "hf-xlmr", "hf-bert", "hf-roberta", "hf-nllb-lora-de", "hf-nllb-lora-fr"),
                          [](const auto& test) {
                            std::string name = test.param.substr(3);
                            for (char& c : name) c = c == '-' ? '_' : c;

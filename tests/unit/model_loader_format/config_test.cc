@@ -495,6 +495,16 @@ TEST(ModelJson, TokenizersAreReadAndWritten) {
   EXPECT_EQ(tokenizer.strip_accents, true);
   EXPECT_FALSE(tokenizer.split_cjk);
   EXPECT_EQ(tokenizer.continuation_prefix, "@@");
+  tokenizer = read(R"({"kind": "byte_bpe", "files": ["vocab.json", "merges.txt"]})");
+  EXPECT_EQ(tokenizer.kind, TokenizerKind::kByteBpe);
+  EXPECT_EQ(tokenizer.unk_piece, "<unk>");
+  EXPECT_FALSE(tokenizer.add_prefix_space);
+  EXPECT_TRUE(tokenizer.split_words);
+  tokenizer = read(R"({"kind": "byte_bpe", "files": ["tokenizer.json"], "add_prefix_space": true, "split_words": false,
+                      "unk_piece": "[UNK]", "markers": {"[UNK]": 3}})");
+  EXPECT_EQ(tokenizer.unk_piece, "[UNK]");
+  EXPECT_TRUE(tokenizer.add_prefix_space);
+  EXPECT_FALSE(tokenizer.split_words);
 }
 
 TEST(ModelJson, TokenizerFaultsAreNamed) {
@@ -503,6 +513,8 @@ TEST(ModelJson, TokenizerFaultsAreNamed) {
   EXPECT_THAT(fault(R"({"kind": "sentencepiece"})"), HasSubstr("tokenizer.files: is missing"));
   EXPECT_THAT(fault(R"({"kind": "sentencepiece", "files": ["a", "b"]})"), HasSubstr("must name one file"));
   EXPECT_THAT(fault(R"({"kind": "sentencepiece_vocab", "files": ["a"]})"), HasSubstr("a model and a dictionary"));
+  EXPECT_THAT(fault(R"({"kind": "byte_bpe", "files": ["a", "b", "c"]})"), HasSubstr("a dictionary and its merges"));
+  EXPECT_THAT(fault(R"({"kind": "byte_bpe", "files": ["a"], "lower_case": true})"), HasSubstr("unknown key"));
   for (const char* file : {"../a", "a/b", "/a", "..", ".a", "a..b", "a b", "a\\\\b"}) {
     EXPECT_THAT(fault((std::string(R"({"kind": "sentencepiece", "files": [")") + file + "\"]}").c_str()),
                 HasSubstr("no name of a file"))

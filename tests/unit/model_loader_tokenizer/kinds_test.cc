@@ -2,18 +2,26 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <fstream>
+#include <map>
 #include <memory>
+#include <numeric>
+#include <random>
 #include <set>
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
 #include "model_loader/tokenizer/load_tokenizer.h"
+#include "nlohmann/json.hpp"
 
 namespace koine::model_loader {
 namespace {
 
+using nlohmann::json;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -168,6 +176,289 @@ TEST(WordPiece, OfEqualLinesTheLastOneCounts) {
   EXPECT_EQ(tokenizer->IdToPiece(2), "");
 }
 
+// ---- Byte-level BPE -------------------------------------------------------------------------------------------------
+
+// A byte as dictionaries write it.
+std::string ByteCharacter(int byte) {
+  static const std::vector<std::string> all = [] {
+    std::vector<std::string> characters;
+    const auto printable = [](int b) { return (b > 0x20 && b < 0x7f) || (b > 0xa0 && b < 0x100 && b != 0xad); };
+    int next = 0x100;
+    for (int b = 0; b < 256; ++b) {
+      const int c = printable(b) ? b : next++;
+      std::string& character = characters.emplace_back();
+      if (c >= 0x80) character.push_back(static_cast<char>(0xc0 | (c >> 6)));
+      character.push_back(static_cast<char>(c < 0x80 ? c : 0x80 | (c & 0x3f)));
+    }
+    return characters;
+  }();
+  return all[static_cast<size_t>(byte)];
+}
+
+TokenizerConfig ByteBpe() {
+  TokenizerConfig config;
+  config.kind = TokenizerKind::kByteBpe;
+  config.files = {"vocab.json", "merges.txt"};
+  config.unk_piece = "<unk>";
+  config.markers = {{"<unk>", 256}};
+  return config;
+}
+
+// Bytes have their own value as id, <unk> 256, what the merges make the ids from 257 on.
+json ByteDictionary(const std::vector<std::string>& merges) {
+  json dictionary = {{"<unk>", 256}};
+  for (int byte = 0; byte < 256; ++byte) dictionary[ByteCharacter(byte)] = byte;
+  for (const std::string& merge : merges) {
+    const std::string result = absl::StrReplaceAll(merge, {{" ", ""}});
+    const size_t next = dictionary.size();
+    if (!dictionary.contains(result)) dictionary[result] = next;
+  }
+  return dictionary;
+}
+
+std::string MergeLines(const std::vector<std::string>& merges) {
+  std::string text = "#version: 0.2\n";
+  for (const std::string& merge : merges) absl::StrAppend(&text, merge, "\n");
+  return text;
+}
+
+std::unique_ptr<Tokenizer> MakeByteBpe(const std::vector<std::string>& merges,
+                                       const TokenizerConfig& config = ByteBpe()) {
+  auto made = ParseTokenizer(config, {ByteDictionary(merges).dump(), MergeLines(merges)});
+  EXPECT_TRUE(made.ok()) << made.status();
+  return made.ok() ? *std::move(made) : nullptr;
+}
+
+TEST(ByteBpe, MergesTheLowestRankFirstAndOfEqualOnesTheLeftmost) {
+  EXPECT_THAT(Pieces(*MakeByteBpe({"b c", "a b", "ab c"}), "abc"), ElementsAre("a", "bc"));
+  EXPECT_THAT(Pieces(*MakeByteBpe({"a b", "b c", "ab c"}), "abc"), ElementsAre("abc"));
+  EXPECT_THAT(Pieces(*MakeByteBpe({"a a"}), "aaaaa"), ElementsAre("aa", "aa", "a"));
+  EXPECT_THAT(Pieces(*MakeByteBpe({"a a", "aa aa"}), "aaaaa"), ElementsAre("aaaa", "a"));
+  // A merge that another makes possible goes before further ones of that other's rank.
+  EXPECT_THAT(Pieces(*MakeByteBpe({"ab a", "a b"}), "abab"), ElementsAre("aba", "b"));
+}
+
+TEST(ByteBpe, WritesBytesAsTheDictionaryDoes) {
+  const auto tokenizer = MakeByteBpe({"Ġ a", "Ã ©", "Ġ Ã©"});
+  EXPECT_THAT(Pieces(*tokenizer, "a a\u00e9 \u00e9"), ElementsAre("a", "Ġa", "Ã©", "ĠÃ©"));
+  EXPECT_THAT(Pieces(*tokenizer, std::string_view("\0\n\x7f\xc2\xad", 5)), ElementsAre("Ā", "Ċ", "ġ", "Â", "Ń"));
+}
+
+TEST(ByteBpe, NoMergeReachesOverAWord) {
+  const std::vector<std::string> merges = {"a Ġ", "Ġ Ġ", "Ġ b", "Ċ b", "Ġ Ċ", "a '",
+                                           "' s", "1 a", "a 1", "a -", "- -", "Â ł"};
+  const auto tokenizer = MakeByteBpe(merges);
+  EXPECT_THAT(Pieces(*tokenizer, "a b"), ElementsAre("a", "Ġb"));
+  EXPECT_THAT(Pieces(*tokenizer, "a   b"), ElementsAre("a", "ĠĠ", "Ġb"));
+  EXPECT_THAT(Pieces(*tokenizer, "a   "), ElementsAre("a", "ĠĠ", "Ġ"));
+  EXPECT_THAT(Pieces(*tokenizer, "a \nb"), ElementsAre("a", "Ġ", "Ċ", "b"));
+  EXPECT_THAT(Pieces(*tokenizer, "a \n b"), ElementsAre("a", "ĠĊ", "Ġb"));
+  EXPECT_THAT(Pieces(*tokenizer, "a's"), ElementsAre("a", "'s"));
+  EXPECT_THAT(Pieces(*tokenizer, "a''s"), ElementsAre("a", "'", "'", "s"));
+  EXPECT_THAT(Pieces(*tokenizer, "a1a--"), ElementsAre("a", "1", "a", "--"));
+  // A no-break space is a blank that takes no word behind it.
+  EXPECT_THAT(Pieces(*tokenizer, "a\u00a0b"), ElementsAre("a", "Âł", "b"));
+  TokenizerConfig config = ByteBpe();
+  config.split_words = false;
+  EXPECT_THAT(Pieces(*MakeByteBpe(merges, config), "a b's1a"), ElementsAre("aĠ", "b", "'s", "1a"));
+}
+
+TEST(ByteBpe, PutsASpaceBeforeTextsThatBeginWithNoneWhereToldTo) {
+  TokenizerConfig config = ByteBpe();
+  config.add_prefix_space = true;
+  const auto tokenizer = MakeByteBpe({"Ġ a"}, config);
+  EXPECT_THAT(Pieces(*tokenizer, "a"), ElementsAre("Ġa"));
+  EXPECT_THAT(Pieces(*tokenizer, " a"), ElementsAre("Ġa"));
+  EXPECT_THAT(Pieces(*tokenizer, "\na"), ElementsAre("Ġ", "Ċ", "a"));
+  EXPECT_THAT(Pieces(*tokenizer, "\u00a0a"), ElementsAre("Ġ", "Â", "ł", "a"));
+  EXPECT_THAT(Pieces(*tokenizer, ""), IsEmpty());
+}
+
+TEST(ByteBpe, MarkersAndTheUnknownPieceAreNeverMade) {
+  TokenizerConfig config = ByteBpe();
+  config.split_words = false;
+  config.markers["<s>"] = 258;
+  const auto tokenizer = MakeByteBpe({"< s", "<s >", "<s> a", "< u", "n k", "<u nk", "<unk >"}, config);
+  EXPECT_TRUE(tokenizer->IsMarker(258));
+  EXPECT_THAT(Pieces(*tokenizer, "<s>a<unk>"), ElementsAre("<s", ">", "a", "<unk", ">"));
+  EXPECT_EQ(tokenizer->Encode("<s>a<unk>")->unknown_pieces, 0);
+}
+
+TEST(ByteBpe, BytesWithoutAPieceAreUnknownAndCounted) {
+  const auto tokenizer = ParseTokenizer(ByteBpe(), {R"({"<unk>": 256, "a": 0, "b": 1})", MergeLines({})});
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  const auto encoded = (*tokenizer)->Encode("acb");
+  EXPECT_THAT(encoded->ids, ElementsAre(0, 256, 1));
+  EXPECT_EQ(encoded->unknown_pieces, 1);
+  EXPECT_EQ(*(*tokenizer)->Decode(encoded->ids), "ab");
+  EXPECT_TRUE((*tokenizer)->IsByte(0));
+  EXPECT_FALSE((*tokenizer)->IsByte(256));
+}
+
+TEST(ByteBpe, DecodingJoinsBytesAndReplacesUnfinishedCharacters) {
+  const auto tokenizer = MakeByteBpe({"Ġ a", "â Ĥ"});
+  const std::vector<int32_t> euro = {257, 258, 0xac};
+  EXPECT_EQ(*tokenizer->Decode(euro), " a\u20ac");
+  const std::vector<int32_t> unfinished = {258, 256, 'x'};
+  EXPECT_EQ(*tokenizer->Decode(unfinished), "\ufffd\ufffdx");
+  // A token that is not written in bytes stands for itself.
+  const auto added = ParseTokenizer(ByteBpe(), {R"({"<unk>": 256, "日 本": 0})", MergeLines({})});
+  const std::vector<int32_t> itself = {0};
+  EXPECT_EQ(*(*added)->Decode(itself), "日 本");
+}
+
+TEST(ByteBpe, APieceOutsideTheSliceIsTakenApartIntoWhatItWasMergedFrom) {
+  // "xy" is made by nothing, so that "xyz" is "x" and "yz".
+  const std::vector<std::string> merges = {"xy z", "h e", "l l", "he ll", "hell o", "y z", "x yz"};
+  json dictionary = ByteDictionary(merges);
+  dictionary["xy"] = 1000;
+  const auto whole = ParseTokenizer(ByteBpe(), {dictionary.dump(), MergeLines(merges)});
+  ASSERT_TRUE(whole.ok()) << whole.status();
+  const auto cut = [&](const std::vector<std::string>& kept, std::string_view text) {
+    std::vector<int32_t> rows(257);  // bytes and <unk>
+    std::iota(rows.begin(), rows.end(), 0);
+    for (const std::string& piece : kept) rows.push_back((*whole)->PieceToId(piece));
+    const auto sliced = ParseSlicedTokenizer(ByteBpe(), {dictionary.dump(), MergeLines(merges)}, rows, 256);
+    EXPECT_TRUE(sliced.ok()) << sliced.status();
+    EXPECT_EQ((*sliced)->Encode(text)->unknown_pieces, 0);
+    return Pieces(**sliced, text);
+  };
+  EXPECT_THAT(Pieces(**whole, "hello"), ElementsAre("hello"));
+  EXPECT_THAT(cut({"hello"}, "hello"), ElementsAre("hello"));  // though "hell" is not there
+  EXPECT_THAT(cut({"he"}, "hello"), ElementsAre("he", "l", "l", "o"));
+  EXPECT_THAT(cut({"ll"}, "hello"), ElementsAre("h", "e", "ll", "o"));
+  EXPECT_THAT(cut({}, "xyz"), ElementsAre("x", "y", "z"));
+  EXPECT_THAT(cut({"yz"}, "xyz"), ElementsAre("x", "yz"));
+}
+
+// The definition, written down plainly.
+std::vector<std::string> MergePlainly(std::vector<std::string> pieces, const std::vector<std::string>& merges) {
+  std::map<std::string, size_t> ranks;
+  for (size_t rank = 0; rank < merges.size(); ++rank) ranks[merges[rank]] = rank;  // the last of equal ones counts
+  while (true) {
+    size_t best = merges.size(), place = 0;
+    for (size_t i = 0; i + 1 < pieces.size(); ++i) {
+      const auto found = ranks.find(absl::StrCat(pieces[i], " ", pieces[i + 1]));
+      if (found == ranks.end() || found->second >= best) continue;
+      best = found->second;
+      place = i;
+    }
+    if (best == merges.size()) return pieces;
+    pieces[place] += pieces[place + 1];
+    pieces.erase(pieces.begin() + static_cast<std::ptrdiff_t>(place) + 1);
+  }
+}
+
+TEST(ByteBpe, EqualsThePlainDefinitionOnRandomMergesInAnyOrder) {
+  std::mt19937 random(7);
+  const auto below = [&random](size_t bound) { return std::uniform_int_distribution<size_t>(0, bound - 1)(random); };
+  size_t merged = 0;
+  for (int round = 0; round < 60; ++round) {
+    std::vector<std::string> pieces = {"a", "b", "c"};
+    std::vector<std::string> merges;
+    for (int i = 0; i < 40; ++i) {
+      const std::string left = pieces[below(pieces.size())], right = pieces[below(pieces.size())];
+      if (left.size() + right.size() > 40) continue;
+      merges.push_back(absl::StrCat(left, " ", right));
+      pieces.push_back(left + right);
+    }
+    if (round % 2 == 1) std::shuffle(merges.begin(), merges.end(), random);  // parts made later than what uses them
+    const auto tokenizer = MakeByteBpe(merges);
+    ASSERT_NE(tokenizer, nullptr);
+    for (int i = 0; i < 20; ++i) {
+      std::string word;
+      std::vector<std::string> bytes;
+      for (size_t n = below(80) + 1; n > 0; --n) {
+        word.push_back(static_cast<char>('a' + below(3)));
+        bytes.emplace_back(1, word.back());
+      }
+      const auto expected = MergePlainly(bytes, merges);
+      ASSERT_EQ(Pieces(*tokenizer, word), expected) << word << " by " << absl::StrJoin(merges, ", ");
+      merged += bytes.size() - expected.size();
+    }
+  }
+  EXPECT_GT(merged, 10'000u);
+}
+
+// Quadratic time would be hours.
+TEST(ByteBpe, AWordOfAMegabyteIsNoTrouble) {
+  std::vector<std::string> merges;
+  for (std::string half = "a"; half.size() <= 256; half += half) merges.push_back(absl::StrCat(half, " ", half));
+  const auto tokenizer = MakeByteBpe(merges);
+  const std::string word(size_t{1} << 20, 'a');
+  const auto encoded = tokenizer->Encode(word);
+  ASSERT_TRUE(encoded.ok());
+  EXPECT_EQ(encoded->ids, std::vector<int32_t>(word.size() / 512, tokenizer->PieceToId(std::string(512, 'a'))));
+  EXPECT_EQ(*tokenizer->Decode(encoded->ids), word);
+  const std::string blanks(size_t{1} << 20, ' ');
+  EXPECT_EQ(tokenizer->Encode(blanks + "b")->ids.size(), blanks.size() + 1);
+}
+
+TEST(ByteBpe, ReadsATokenizerJson) {
+  TokenizerConfig config = ByteBpe();
+  config.files = {"tokenizer.json"};
+  json good = json::parse(R"({"normalizer": null,
+      "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": true, "use_regex": true},
+      "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": "",
+                "end_of_word_suffix": "", "fuse_unk": false, "merges": ["a b", "Ġ ab"]}})");
+  good["model"]["vocab"] = ByteDictionary({"a b", "Ġ ab"});
+  const auto pieces = [&](const json& file) {
+    const auto tokenizer = ParseTokenizer(config, {file.dump()});
+    EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
+    return tokenizer.ok() ? Pieces(**tokenizer, "ab ab") : std::vector<std::string>();
+  };
+  EXPECT_THAT(pieces(good), ElementsAre("ab", "Ġab"));
+  json other = good;
+  other["model"]["merges"] = json::parse(R"([["a", "b"], ["Ġ", "ab"]])");
+  other["model"].erase("type");
+  EXPECT_THAT(pieces(other), ElementsAre("ab", "Ġab"));
+
+  const auto fault = [&](const char* pointer, const char* value) {
+    json bad = good;
+    bad[json::json_pointer(pointer)] = json::parse(value);
+    return Fault(config, {bad.dump()});
+  };
+  EXPECT_THAT(fault("/normalizer", R"({"type": "NFC"})"), HasSubstr("normalizer: NFC is not supported"));
+  EXPECT_THAT(fault("/pre_tokenizer", "null"), HasSubstr("pre_tokenizer: null is not supported"));
+  EXPECT_THAT(fault("/pre_tokenizer/type", "\"Sequence\""), HasSubstr("pre_tokenizer: Sequence is not supported"));
+  EXPECT_THAT(fault("/pre_tokenizer/use_regex", "false"), HasSubstr("is false, but the configuration says true"));
+  EXPECT_THAT(fault("/model/type", "\"Unigram\""), HasSubstr("model.type is Unigram; only BPE is supported"));
+  EXPECT_THAT(fault("/model/dropout", "0.1"), HasSubstr("model.dropout is 0.1"));
+  EXPECT_THAT(fault("/model/unk_token", "\"[UNK]\""), HasSubstr("model.unk_token is [UNK]; only <unk>"));
+  EXPECT_THAT(fault("/model/end_of_word_suffix", "\"</w>\""), HasSubstr("model.end_of_word_suffix is </w>"));
+  EXPECT_THAT(fault("/model/continuing_subword_prefix", "\"##\""), HasSubstr("continuing_subword_prefix is ##"));
+  EXPECT_THAT(fault("/model/byte_fallback", "true"), HasSubstr("model.byte_fallback is true"));
+  EXPECT_THAT(fault("/model/ignore_merges", "true"), HasSubstr("model.ignore_merges is true"));
+  EXPECT_THAT(fault("/model", "7"), HasSubstr("not a tokenizer.json"));
+  EXPECT_THAT(fault("/model/merges", "7"), HasSubstr("model.merges must be a list"));
+  EXPECT_THAT(fault("/model/merges/0", R"(["a", "b", "c"])"), HasSubstr("is neither \"A B\" nor"));
+  EXPECT_THAT(fault("/model/merges/0", "\"ab\""), HasSubstr("is not two pieces with a blank between"));
+  EXPECT_THAT(fault("/model/merges/0", R"(["a", "c"])"), HasSubstr("\"ac\" is no piece of the vocabulary"));
+  other["model"].erase("vocab");
+  EXPECT_THAT(Fault(config, {other.dump()}), HasSubstr("model.vocab is missing"));
+}
+
+TEST(ByteBpe, RefusesWhatIsNoDictionaryWithMerges) {
+  const std::string dictionary = ByteDictionary({"a b"}).dump();
+  const auto fault = [&](const std::string& merges) { return Fault(ByteBpe(), {dictionary, merges}); };
+  EXPECT_EQ(fault("#version: 0.2\r\na b\r\n\r\n"), "accepted");
+  EXPECT_THAT(fault(""), HasSubstr("merges.txt: the first line must begin with #version"));
+  EXPECT_THAT(fault("a b\n"), HasSubstr("merges.txt: the first line must begin with #version"));
+  EXPECT_THAT(fault("#version: 0.2\na b"), HasSubstr("the file is cut off"));
+  for (const char* line : {"a", "a ", " b", "a b c", "a  b", " "}) {
+    EXPECT_THAT(fault(absl::StrCat("#version: 0.2\na b\n", line, "\n")), HasSubstr("merges.txt: line 3: ")) << line;
+  }
+  EXPECT_THAT(fault("#version: 0.2\nb a\n"), HasSubstr("line 2: \"ba\" is no piece of the vocabulary"));
+  EXPECT_THAT(fault("#version: 0.2\n\xff b\n"), HasSubstr("is no piece of the vocabulary"));
+  EXPECT_THAT(Fault(ByteBpe(), {"[]", MergeLines({})}), HasSubstr("vocab.json: must be a JSON object"));
+  EXPECT_THAT(Fault(ByteBpe(), {R"({"<unk>": 7})", MergeLines({})}), HasSubstr("should have id 256"));
+  TokenizerConfig config = ByteBpe();
+  config.markers.clear();
+  EXPECT_THAT(Fault(config, {R"({"a": 7})", MergeLines({})}), HasSubstr("unknown piece \"<unk>\" has no id"));
+  config.files = {"a", "b", "c"};
+  EXPECT_THAT(Fault(config, {"", "", ""}), HasSubstr("must name a tokenizer.json, or a dictionary and its merges"));
+}
+
 TEST(VocabJson, RefusesWhatIsNoDictionary) {
   TokenizerConfig config = WordPiece(true);
   config.files = {"v.json"};
@@ -269,7 +560,7 @@ TEST(LoadTokenizer, RefusesFilesOutsideTheFolder) {
     EXPECT_THAT(std::string(LoadTokenizer("/nowhere", config).status().message()), HasSubstr("plain name")) << file;
   }
   config.files = {};
-  EXPECT_THAT(std::string(LoadTokenizer("/nowhere", config).status().message()), HasSubstr("must be named"));
+  EXPECT_THAT(std::string(LoadTokenizer("/nowhere", config).status().message()), HasSubstr("must name one file"));
   config.files = {"vocab.txt"};
   EXPECT_EQ(LoadTokenizer("/nowhere", config).status().code(), absl::StatusCode::kNotFound);
 }

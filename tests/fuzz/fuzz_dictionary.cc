@@ -1,9 +1,12 @@
-// Feeds WordPiece vocabularies and texts.
+// Feeds texts and vocabularies of the kinds that need no SentencePiece model: WordPiece and byte-level BPE.
 //
 //   u8 options | u16 little-endian: bytes of text | text | vocabulary
 //
 // Options: 1 lower case, 2 strip accents, 4 split ideographs, 8 the vocabulary is JSON (a dictionary or a
 // tokenizer.json: fuzz_vocab_json starts there), 16 the fifth id is a marker.
+//
+// fuzz_byte_bpe: 1 a blank before the text, 2 the text is one word, 16 as above. The vocabulary is a tokenizer.json, or
+// a dictionary, NUL, and merges.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -58,6 +61,19 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string vocabulary(bytes + 3 + text_bytes, size - 3 - text_bytes);
 
   TokenizerConfig config;
+  std::vector<std::string> contents = {vocabulary};
+  bool undone = false;  // decoding must undo encoding
+#ifdef KOINE_BYTE_BPE
+  config.kind = koine::model_loader::TokenizerKind::kByteBpe;
+  config.files = {"tokenizer.json"};
+  if (const size_t nul = vocabulary.find('\0'); nul != std::string::npos) {
+    config.files = {"vocab.json", "merges.txt"};
+    contents = {vocabulary.substr(0, nul), vocabulary.substr(nul + 1)};
+  }
+  config.add_prefix_space = (options & 1) != 0;
+  config.split_words = (options & 2) == 0;
+  undone = !config.add_prefix_space;
+#else
   config.kind = koine::model_loader::TokenizerKind::kWordPiece;
 #ifdef KOINE_VOCAB_JSON
   const bool json = true;
@@ -65,12 +81,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const bool json = (options & 8) != 0;
 #endif
   config.files = {json ? "vocab.json" : "vocab.txt"};
+#endif
   config.unk_piece = "[UNK]";
   config.lower_case = (options & 1) != 0;
   config.strip_accents = (options & 2) != 0;
   config.split_cjk = (options & 4) != 0;
   if ((options & 16) != 0) config.markers = {{"[SEP]", 4}};
-  const absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = ParseTokenizer(config, {vocabulary});
+  const absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = ParseTokenizer(config, contents);
   if (!tokenizer.ok()) {
     Require(tokenizer.status().code() == absl::StatusCode::kInvalidArgument);
     Require(tokenizer.status().message().size() < 4096);
@@ -86,17 +103,20 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Require(encoded->unknown_pieces == std::count(encoded->ids.begin(), encoded->ids.end(), (*tokenizer)->unknown_id()));
   const absl::StatusOr<std::string> decoded = (*tokenizer)->Decode(encoded->ids);
   Require(decoded.ok() && IsUtf8(*decoded));
+  if (undone && encoded->unknown_pieces == 0) Require(*decoded == text);
 
   // Every other row of the vocabulary as a slice: never a local id that is none, nothing kept that was lost.
   std::vector<int32_t> rows = {(*tokenizer)->unknown_id()};
   for (int32_t id = 0; id < (*tokenizer)->size() && rows.size() < 1000; id += 2) {
     if (id != rows.front()) rows.push_back(id);
   }
-  const auto sliced = ParseSlicedTokenizer(config, {vocabulary}, rows, 0);
+  const auto sliced = ParseSlicedTokenizer(config, contents, rows, 0);
   Require(sliced.ok());
   const absl::StatusOr<Encoded> local = (*sliced)->Encode(text);
   Require(local.ok());
   for (const int32_t id : local->ids) Require(id >= 0 && id < (*sliced)->size());
-  Require((*sliced)->Decode(local->ids).ok());
+  const absl::StatusOr<std::string> again = (*sliced)->Decode(local->ids);
+  Require(again.ok());
+  if (undone && local->unknown_pieces == 0) Require(*again == text);
   return 0;
 }
