@@ -247,6 +247,11 @@ absl::StatusOr<GenerationSettings> ReadGenerationSettings(const std::string& fol
     return number < 0 ? std::nullopt : std::optional<int64_t>(number);
   };
   settings.decoder_start = id("decoder_start_token_id", config.decoder_start);
+  // What ends a translation is what the tokenizer puts behind a text, too.
+  if (const auto end = id("eos_token_id", config.eos); end != config.eos) {
+    fields.Fault("eos_token_id", absl::StrCat("is ", end.value_or(-1), ", but config.json's is ",
+                                              config.eos.value_or(-1), ": another end mark is not supported"));
+  }
   settings.forced_start = id("forced_bos_token_id", std::nullopt);
   // Only the configuration classes of these two set it by themselves, and only where no file of its own says it all.
   const bool by_default = !separate && (config.family == HfFamily::kMBart || config.family == HfFamily::kMarian);
@@ -297,8 +302,8 @@ absl::StatusOr<GenerationSettings> ReadGenerationSettings(const std::string& fol
   for (const auto& [key, value] : neutral) {
     const json* found = fields.Any(key);
     if (found != nullptr && *found != value) {
-      settings.notes.push_back(
-          absl::StrCat(key, " ", Printable(found->dump(-1, ' ', true)), " is not carried over: requests may say it"));
+      settings.notes.push_back(absl::StrCat(key, " ", Printable(found->dump(-1, ' ', true)),
+                                            " is not carried over: it is no default of a model here"));
     }
   }
   if (!faults.empty()) return faults.ToStatus();

@@ -352,6 +352,9 @@ class Importer {
         if (!translated.ok()) return translated.status();
         sample.ids.insert(translated->ids.begin(), translated->ids.end());
       }
+      if (options_.tables == TableMode::kSample && sample.pieces == 0) {
+        return absl::InvalidArgumentError(absl::StrCat("--sample: the files of ", languages_[i].code, " have no text"));
+      }
       if (options_.tables == TableMode::kScript && languages_[i].script.empty()) {
         return absl::InvalidArgumentError(
             absl::StrCat("--tables script: the script of ", languages_[i].code, " is not known; give it a --sample"));

@@ -18,8 +18,8 @@ struct SamplePieces {
   std::set<int32_t> ids;
   int64_t pieces = 0, unknown = 0;
 };
-// Adds a file's pieces. NOT_FOUND; INVALID_ARGUMENT for what is no file of text, and, naming the line, for bytes that are
-// no UTF-8.
+// Adds a file's pieces. NOT_FOUND; INVALID_ARGUMENT for what is no file of text, and, naming the line, for bytes that
+// are no UTF-8.
 absl::Status AddSample(const std::string& path, const Tokenizer& tokenizer, SamplePieces* sample);
 // The pieces of one file.
 absl::StatusOr<SamplePieces> ReadSample(const std::string& path, const Tokenizer& tokenizer);

@@ -34,6 +34,8 @@ absl::Status ForLines(std::istream& stream, const std::string& name, const UseLi
     return absl::InvalidArgumentError(absl::StrCat(name, ": line ", number, " ", what));
   };
   const auto finish = [&] {
+    // Some editors begin a file with a byte order mark.
+    if (number == 1 && line.compare(0, 3, "\xef\xbb\xbf") == 0) line.erase(0, 3);
     if (!line.empty() && line.back() == '\r') line.pop_back();
     if (!IsUtf8(line)) return fault("is not UTF-8");
     absl::Status status = use(number, line);

@@ -106,13 +106,17 @@ absl::StatusOr<json> ParseStrictJson(std::string_view text) {
   return builder.TakeRoot();
 }
 
-absl::StatusOr<std::string> ReadJsonText(const std::string& path) {
+absl::StatusOr<std::string> ReadJsonText(const std::string& path, std::uintmax_t most) {
   std::error_code error;
+  const std::filesystem::file_status status = std::filesystem::status(path, error);
+  if (error) return absl::NotFoundError(absl::StrCat(path, ": ", error.message()));
+  if (!std::filesystem::is_regular_file(status)) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": not a regular file"));
+  }
   const std::uintmax_t size = std::filesystem::file_size(path, error);
   if (error) return absl::NotFoundError(absl::StrCat(path, ": ", error.message()));
-  if (size > kMaxJsonBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": ", size, " bytes, more than the ", kMaxJsonBytes, " allowed"));
+  if (size > most) {
+    return absl::InvalidArgumentError(absl::StrCat(path, ": ", size, " bytes, more than the ", most, " allowed"));
   }
   std::ifstream stream(path, std::ios::binary);
   std::ostringstream text;

@@ -29,10 +29,10 @@ std::string JsonFault(std::size_t position, std::string_view what);
 // Parses one JSON document. Errors: INVALID_ARGUMENT with the fault, without the file's name.
 absl::StatusOr<nlohmann::json> ParseStrictJson(std::string_view text);
 
-// The bytes of a JSON file. NOT_FOUND if it cannot be read; INVALID_ARGUMENT if it is larger than kMaxJsonBytes. Both
-// name the file.
+// The bytes of a small file. NOT_FOUND if it cannot be read; INVALID_ARGUMENT if it is no regular file (a pipe would
+// hang, a device never end) or larger than `most` bytes. Both name the file.
 inline constexpr std::uintmax_t kMaxJsonBytes = 16 << 20;  // JSON files of a model are small
-absl::StatusOr<std::string> ReadJsonText(const std::string& path);
+absl::StatusOr<std::string> ReadJsonText(const std::string& path, std::uintmax_t most = kMaxJsonBytes);
 
 }  // namespace koine::model_loader
 

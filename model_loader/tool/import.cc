@@ -1,6 +1,5 @@
 // koine-model import DIR --out DIR
 #include <iostream>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -9,6 +8,7 @@
 #include "model_loader/importer/importer.h"
 #include "model_loader/importer/text_lines.h"
 #include "model_loader/safetensors/strict_json.h"
+#include "model_loader/tool/choice.h"
 #include "model_loader/tool/commands.h"
 #include "model_loader/tool/long_work.h"
 
@@ -51,6 +51,9 @@ absl::Status AddSampleFiles(const std::string& folder, const std::vector<SampleF
       return absl::OkStatus();
     });
     if (!read.ok()) return absl::Status(read.code(), absl::StrCat("--sample-texts: ", read.message()));
+    if (request->text.empty() && requests.empty()) {
+      return absl::InvalidArgumentError(absl::StrCat("--sample-texts: ", file.path, " has no text"));
+    }
   }
   return WriteSamples(**model, folder, requests);
 }
@@ -103,30 +106,25 @@ Run AddImport(CLI::App* app) {
          "Languages to take over, by code or alias (default: all that the checkpoint has tags for). Where it has "
          "none (T5, BERT, one-direction MarianMT): the languages that shall have folders of their own")
       ->delimiter(',');
-  const std::map<std::string, TableMode> tables = {
-      {"full", TableMode::kFull}, {"sample", TableMode::kSample}, {"script", TableMode::kScript}};
-  app->add_option("--tables", import.tables,
-                  "full: one table for all, outputs as the original's; sample, script: a smaller table for each "
-                  "language, of the pieces of its --sample or of its script")
-      ->transform(CLI::CheckedTransformer(tables, CLI::ignore_case).description("{full,sample,script}"));
+  AddChoice<TableMode>(
+      app, "--tables", [options](const TableMode& mode) { options->import.tables = mode; },
+      {{"full", TableMode::kFull}, {"sample", TableMode::kSample}, {"script", TableMode::kScript}},
+      "full: one table for all, outputs as the original's; sample, script: a smaller table for each language, of the "
+      "pieces of its --sample or of its script");
   app->add_option("--sample", options->samples, "LANGUAGE=FILE: text of a language, UTF-8; may be repeated")
       ->take_all();
-  const std::map<std::string, kernels::DType> types = {
-      {"f32", kernels::DType::kF32}, {"f16", kernels::DType::kF16}, {"bf16", kernels::DType::kBF16}};
-  app->add_option_function<kernels::DType>(
-         "--dtype", [options](const kernels::DType& type) { options->import.dtype = type; },
-         "Type of the stored weights (default: each tensor's own)")
-      ->transform(CLI::CheckedTransformer(types, CLI::ignore_case).description("{f32,f16,bf16}"));
+  AddChoice<kernels::DType>(
+      app, "--dtype", [options](const kernels::DType& type) { options->import.dtype = type; },
+      {{"f32", kernels::DType::kF32}, {"f16", kernels::DType::kF16}, {"bf16", kernels::DType::kBF16}},
+      "Type of the stored weights (default: each tensor's own)");
   app->add_flag_function(
       "--legacy-source-order,!--new-source-order",
       [options](int64_t count) { options->import.legacy_source_order = count > 0; },
       "NLLB: text, end mark, source tag; or source tag, text, end mark (default: as tokenizer_config.json says)");
-  const std::map<std::string, PoolingChoice> poolings = {
-      {"mean", PoolingChoice::kMean}, {"cls", PoolingChoice::kCls}, {"pooler", PoolingChoice::kPooler}};
-  app->add_option_function<PoolingChoice>(
-         "--pooling", [options](const PoolingChoice& pooling) { options->import.pooling = pooling; },
-         "How Encode makes one vector, where the checkpoint has no modules.json (default: mean)")
-      ->transform(CLI::CheckedTransformer(poolings, CLI::ignore_case).description("{mean,cls,pooler}"));
+  AddChoice<PoolingChoice>(
+      app, "--pooling", [options](const PoolingChoice& pooling) { options->import.pooling = pooling; },
+      {{"mean", PoolingChoice::kMean}, {"cls", PoolingChoice::kCls}, {"pooler", PoolingChoice::kPooler}},
+      "How Encode makes one vector, where the checkpoint has no modules.json (default: mean)");
   app->add_option("--zero-shot", import.zero_shot, "SOURCE-TARGET,...: directions that training never saw")
       ->delimiter(',');
   app->add_option(

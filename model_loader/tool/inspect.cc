@@ -35,8 +35,8 @@ int Inspect(const std::string& directory, bool json, bool tensors) {
   }
   const ModelConfig& config = (*model)->config();
   const auto& a = config.architecture;
-  std::printf("%s (%s): %s, d_model %d, %d heads of %d (%d each language's own), feed-forward %d, %zu + %zu layers\n",
-              config.name.c_str(), config.license.c_str(),
+  std::printf("%s%s: %s, d_model %d, %d heads of %d (%d each language's own), feed-forward %d, %zu + %zu layers\n",
+              config.name.c_str(), config.license.empty() ? "" : absl::StrCat(" (", config.license, ")").c_str(),
               config.kind == ModelKind::kEncoder ? "encoder" : "encoder-decoder", a.d_model, a.heads, a.d_head,
               a.language_heads, a.d_ffn, a.encoder_layers.size(), a.decoder_layers.size());
   for (const auto& language : (*model)->languages()) {

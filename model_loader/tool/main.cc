@@ -1,6 +1,7 @@
 // koine-model: works on model folders. Exit codes: 0 fine, 1 the model is not what it should be, 2 wrong usage.
 #include <CLI/CLI.hpp>
 #include <iostream>
+#include <new>
 #include <string>
 #include <utility>
 #include <vector>
@@ -51,7 +52,12 @@ int main(int argc, char** argv) {
     return app.exit(error) == 0 ? tool::kFine : tool::kUsage;
   }
   for (const auto& [sub, run] : commands) {
-    if (sub->parsed()) return run();
+    if (!sub->parsed()) continue;
+    try {
+      return run();
+    } catch (const std::bad_alloc&) {
+      return tool::Fail(absl::ResourceExhaustedError("there is not enough memory"));
+    }
   }
   return tool::kUsage;
 }

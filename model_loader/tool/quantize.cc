@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "model_loader/safetensors/safetensors.h"
+#include "model_loader/tool/choice.h"
 #include "model_loader/tool/commands.h"
 #include "model_loader/tool/long_work.h"
 
@@ -49,11 +50,10 @@ Run AddQuantize(CLI::App* app) {
   const auto options = std::make_shared<Options>();
   app->add_option("MODEL", options->directory, "Model folder")->required();
   app->add_option("--out", options->out, "Folder to write; it must not exist")->required();
-  app->add_option("--dtype", options->dtype, "int8 (one scale a row) or bf16")
-      ->required()
-      ->transform(CLI::Transformer(
-          std::map<std::string, kernels::DType>{{"int8", kernels::DType::kI8}, {"bf16", kernels::DType::kBF16}},
-          CLI::ignore_case));
+  AddChoice<kernels::DType>(
+      app, "--dtype", [options](const kernels::DType& type) { options->dtype = type; },
+      {{"int8", kernels::DType::kI8}, {"bf16", kernels::DType::kBF16}}, "int8 (one scale a row) or bf16")
+      ->required();
   return [options] {
     absl::StatusOr<QuantizeReport> report = absl::UnknownError("");
     {

@@ -10,6 +10,7 @@
 #include "model_loader/model/model.h"
 #include "model_loader/safetensors/strict_json.h"
 #include "model_loader/tool/commands.h"
+#include "model_loader/tool/long_work.h"
 #include "model_loader/verify/verify.h"
 
 namespace koine::model_loader::tool {
@@ -51,6 +52,7 @@ absl::Status WriteSamples(const Model& model, const std::string& directory,
                           const std::vector<SampleRequest>& requests) {
   std::vector<Sample> samples;
   for (const SampleRequest& request : requests) {
+    if (LongWork::Interrupted()) return absl::CancelledError("interrupted; nothing was written");
     auto sample = ComputeSample(model, request);
     if (!sample.ok()) {
       return absl::Status(sample.status().code(),

@@ -53,6 +53,7 @@ int Verify(const std::string& directory, const Tolerances& tolerances) {
     for (const std::string& fault : report.faults) std::printf("  FAILED %s: %s\n", report.name.c_str(), fault.c_str());
     if (!report.faults.empty()) ++failed;
   }
+  if (reports->empty()) std::printf("  FAILED samples.json: holds no sample\n");
   std::printf("%zu sample%s, %d failed\n", reports->size(), reports->size() == 1 ? "" : "s", failed);
   return failed == 0 && *wrong_files == 0 && !reports->empty() ? kFine : kFailed;
 }

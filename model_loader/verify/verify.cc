@@ -13,6 +13,7 @@
 #include "kernels/ops/ops.h"
 #include "kernels/transformer/transformer.h"
 #include "model_loader/model/prompts.h"
+#include "model_loader/safetensors/strict_json.h"
 #include "model_loader/writer/model_writer.h"
 #include "nlohmann/json.hpp"
 
@@ -289,13 +290,18 @@ absl::StatusOr<std::vector<Sample>> ParseSamples(std::string_view text, const st
   return samples;
 }
 
+// 10,000 samples of a model of width 1,024: two rows of 1,024 numbers of 12 digits each.
+constexpr std::uintmax_t kMaxSamplesBytes = 256 << 20;
+
 absl::StatusOr<std::vector<Sample>> ReadSamples(const std::string& model_directory) {
   const std::string path = (std::filesystem::path(model_directory) / "samples.json").string();
-  std::ifstream stream(path, std::ios::binary);
-  if (!stream) return absl::NotFoundError(absl::StrCat(path, ": no such file; koine-model samples makes one"));
-  std::ostringstream text;
-  text << stream.rdbuf();
-  return ParseSamples(text.str(), path);
+  std::error_code error;
+  if (!std::filesystem::exists(path, error)) {
+    return absl::NotFoundError(absl::StrCat(path, ": no such file; koine-model samples makes one"));
+  }
+  const absl::StatusOr<std::string> text = ReadJsonText(path, kMaxSamplesBytes);
+  if (!text.ok()) return text.status();
+  return ParseSamples(*text, path);
 }
 
 absl::StatusOr<SampleReport> VerifySample(const Model& model, const Sample& sample, size_t number,
@@ -525,6 +531,8 @@ absl::StatusOr<Sample> ComputeSample(const Model& model, const SampleRequest& re
 
 absl::Status AppendSamples(const std::string& model_directory, absl::Span<const Sample> samples) {
   const std::string path = (std::filesystem::path(model_directory) / "samples.json").string();
+  // Another process may add some at the same time.
+  const FolderLock lock(model_directory);
   auto list = nlohmann::ordered_json::array();
   std::error_code error;
   if (std::filesystem::exists(path, error)) {

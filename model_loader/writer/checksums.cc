@@ -24,6 +24,10 @@ namespace fs = std::filesystem;
 using Sums = std::map<std::string, std::string>;  // hexadecimal digits by path below the folder
 
 absl::StatusOr<std::string> Sha256(const fs::path& path, const std::function<absl::Status()>& step) {
+  std::error_code error;
+  if (!fs::is_regular_file(path, error)) {
+    return absl::InvalidArgumentError(absl::StrCat(path.string(), ": not a regular file"));
+  }
   std::ifstream stream(path, std::ios::binary);
   if (!stream) return absl::UnknownError(absl::StrCat(path.string(), ": cannot be read"));
   const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context(EVP_MD_CTX_new(), &EVP_MD_CTX_free);
@@ -87,8 +91,13 @@ absl::Status Write(const fs::path& folder, const Sums& sums) {
 absl::StatusOr<Sums> Read(const fs::path& folder, bool* present) {
   Sums sums;
   const std::string path = (folder / kChecksumFile).string();
-  std::ifstream stream(path, std::ios::binary);
-  *present = static_cast<bool>(stream);
+  std::error_code error;
+  *present = fs::exists(path, error);
+  if (!*present) return sums;
+  const absl::StatusOr<std::string> text = ReadJsonText(path);
+  if (!text.ok()) return text.status();
+  if (text->empty()) return absl::InvalidArgumentError(absl::StrCat(path, ": lists no file"));
+  std::istringstream stream(*text);
   std::string line;
   for (int64_t number = 1; std::getline(stream, line); ++number) {
     constexpr size_t kDigits = 64;  // SHA-256: 256 bits, 4 a digit
@@ -117,6 +126,8 @@ absl::Status WriteChecksums(const std::string& folder, const std::function<absl:
 }
 
 absl::Status AddChecksums(const std::string& folder, const std::string& part) {
+  // Another process may add files at the same time.
+  const FolderLock lock(folder);
   bool present = false;
   absl::StatusOr<Sums> sums = Read(folder, &present);
   if (!sums.ok()) return sums.status();
@@ -143,6 +154,10 @@ absl::StatusOr<ChecksumReport> CheckChecksums(const std::string& folder) {
       continue;
     }
     const absl::StatusOr<std::string> now = Sha256(fs::path(folder) / file, nullptr);
+    if (absl::IsInvalidArgument(now.status())) {
+      report.faults.push_back(absl::StrCat(file, ": not a regular file"));
+      continue;
+    }
     if (!now.ok()) return now.status();
     if (*now != sum) report.faults.push_back(absl::StrCat(file, ": differs from ", kChecksumFile));
   }

@@ -1,8 +1,15 @@
 #include "model_loader/writer/model_writer.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -28,6 +35,60 @@ absl::Status Renamed(const absl::Status& status, const fs::path& half, const fs:
   return absl::Status(status.code(), absl::StrReplaceAll(status.message(), {{half.string(), path.string()}}));
 }
 
+// A folder that is being written. The lock on it ends with its process, so that what a killed one left can be taken.
+class HalfFolder {
+ public:
+  explicit HalfFolder(fs::path path) : path_(std::move(path)) {}
+  ~HalfFolder() {
+    std::error_code ignored;
+    if (folder_ >= 0 && !kept_) fs::remove_all(path_, ignored);
+    if (folder_ >= 0) close(folder_);
+  }
+  HalfFolder(const HalfFolder&) = delete;
+  HalfFolder& operator=(const HalfFolder&) = delete;
+
+  // Makes it, empty and ours.
+  absl::Status Take() {
+    constexpr int kTries = 100;  // each lost to a process that has just finished
+    for (int i = 0; i < kTries; ++i) {
+      if (absl::Status status = MakeFolder(path_); !status.ok()) return status;
+      const int folder = open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+      if (folder < 0 && errno == ENOENT) continue;
+      if (folder < 0) return Refused(path_, std::error_code(errno, std::generic_category()));
+      if (flock(folder, LOCK_EX | LOCK_NB) != 0) {
+        close(folder);
+        return absl::AlreadyExistsError(absl::StrCat(path_.string(), " is being written by another process"));
+      }
+      // The name may have gone to another folder before the lock was ours.
+      struct stat locked = {}, named = {};
+      if (fstat(folder, &locked) == 0 && stat(path_.c_str(), &named) == 0 && locked.st_dev == named.st_dev &&
+          locked.st_ino == named.st_ino) {
+        folder_ = folder;
+        return Empty();
+      }
+      close(folder);
+    }
+    return absl::AlreadyExistsError(absl::StrCat(path_.string(), " is being written by other processes"));
+  }
+
+  // It has got its name: nothing is removed.
+  void Keep() { kept_ = true; }
+  const fs::path& path() const { return path_; }
+
+ private:
+  absl::Status Empty() const {
+    std::error_code error;
+    for (fs::directory_iterator it(path_, error), end; !error && it != end; it.increment(error)) {
+      fs::remove_all(it->path(), error);
+    }
+    return error ? Refused(path_, error) : absl::OkStatus();
+  }
+
+  const fs::path path_;
+  int folder_ = -1;
+  bool kept_ = false;
+};
+
 }  // namespace
 
 absl::Status WriteSmallFile(const std::string& path, std::string_view bytes) {
@@ -52,17 +113,27 @@ absl::Status WriteFolder(const std::string& goal, const std::function<absl::Stat
   const fs::path path = fs::path(goal).has_filename() ? fs::path(goal) : fs::path(goal).parent_path();
   std::error_code error;
   if (fs::exists(path, error)) return absl::AlreadyExistsError(absl::StrCat(path.string(), " exists already"));
-  const fs::path half = path.parent_path() / absl::StrCat(".", path.filename().string(), ".part");
-  fs::remove_all(half, error);
-  absl::Status status = MakeFolder(half);
-  if (status.ok()) status = fill(half.string());
-  if (status.ok()) {
-    fs::rename(half, path, error);
-    if (!error) return absl::OkStatus();
-    status = Refused(path, error);
+  HalfFolder half(path.parent_path() / absl::StrCat(".", path.filename().string(), ".part"));
+  absl::Status status = half.Take();
+  if (!status.ok()) return Renamed(status, half.path(), path);
+  // Whoever had the half folder until now may have finished it.
+  if (fs::exists(path, error)) return absl::AlreadyExistsError(absl::StrCat(path.string(), " exists already"));
+  status = fill(half.path().string());
+  if (!status.ok()) return Renamed(status, half.path(), path);
+  fs::rename(half.path(), path, error);
+  if (error) return Refused(path, error);
+  half.Keep();
+  return absl::OkStatus();
+}
+
+FolderLock::FolderLock(const std::string& model_folder)
+    : file_(open((fs::path(model_folder) / "model.json").c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
+  while (file_ >= 0 && flock(file_, LOCK_EX) != 0 && errno == EINTR) {
   }
-  fs::remove_all(half, error);
-  return Renamed(status, half, path);
+}
+
+FolderLock::~FolderLock() {
+  if (file_ >= 0) close(file_);
 }
 
 absl::Status WriteTensors(const std::string& path, const SafetensorsWriter& tensors,

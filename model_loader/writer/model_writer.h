@@ -19,8 +19,22 @@
 namespace koine::model_loader {
 
 // Lets `fill` write into a folder beside `path` under a dot-name, then renames it: whoever sees the folder sees all of
-// it. Removes it if anything fails; what an interrupted run left is replaced. ALREADY_EXISTS if `path` is there.
+// it. Removes it if anything fails, exceptions included; what a killed run left is replaced. ALREADY_EXISTS if `path`
+// is there, or if another process is writing it at this moment.
 absl::Status WriteFolder(const std::string& path, const std::function<absl::Status(const std::string& folder)>& fill);
+
+// While it lives, no other FolderLock of the same model folder does, in any process: for changes that read a file, add
+// to it and write it. Waits. Without effect where the folder has no model.json that can be opened.
+class FolderLock {
+ public:
+  explicit FolderLock(const std::string& model_folder);
+  ~FolderLock();
+  FolderLock(const FolderLock&) = delete;
+  FolderLock& operator=(const FolderLock&) = delete;
+
+ private:
+  const int file_;  // -1: none
+};
 
 // Writes a small file through a name of its own and a rename.
 absl::Status WriteSmallFile(const std::string& path, std::string_view bytes);

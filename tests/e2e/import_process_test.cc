@@ -110,6 +110,10 @@ TEST_F(ImportProcess, MakesSamplesAndChecksumsThatVerifyHoldsAgainstTheModel) {
   EXPECT_EQ(Wait(Start(with("en-fr=" + texts))), 1);
   EXPECT_THAT(Output(), HasSubstr("\"en-fr\" is not a language"));
   EXPECT_EQ(Wait(Start(with("en-de=" + texts + ".none"))), 1);
+  const std::string empty = (folder_ / "empty").string();
+  std::ofstream(empty) << "";
+  EXPECT_EQ(Wait(Start(with("en-de=" + empty))), 1);
+  EXPECT_THAT(Output(), HasSubstr("has no text"));
   EXPECT_TRUE(Left().empty()) << "no model without the samples that were asked for";
   ASSERT_EQ(Wait(Start(with("en-de=" + texts))), 0) << Output();
   ASSERT_EQ(Wait(Start({"verify", Out().string()})), 0) << Output();
@@ -153,6 +157,23 @@ TEST_F(ImportProcess, LeavesNothingBehindOnASignal) {
     EXPECT_THAT(Output(), HasSubstr("interrupted; nothing was written"));
     EXPECT_TRUE(Left().empty());
   }
+}
+
+TEST_F(ImportProcess, EndsBetweenSamplesToo) {
+  const std::string texts = (folder_ / "texts").string();
+  {
+    std::ofstream stream(texts);
+    for (int i = 0; i < 100'000; ++i) stream << "You need to choose a language.\n";
+  }
+  const pid_t pid = Start(
+      {"import", Data("hf-nllb"), "--out", Out().string(), "--languages", "en,de", "--sample-texts", "en-de=" + texts});
+  for (int i = 0; i < 30'000 && !fs::exists(folder_ / "models" / ".model.part" / "languages" / "deu_Latn"); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  ASSERT_EQ(kill(pid, SIGTERM), 0);
+  EXPECT_EQ(Wait(pid), 1);
+  EXPECT_THAT(Output(), HasSubstr("interrupted; nothing was written"));
+  EXPECT_TRUE(Left().empty());
 }
 
 TEST_F(ImportProcess, AKilledImportIsInNobodysWay) {

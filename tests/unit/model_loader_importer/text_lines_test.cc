@@ -45,6 +45,12 @@ TEST(TextLines, EndWithEitherEndOrNone) {
   EXPECT_THAT(LinesOf("\n"), ElementsAre(""));
   EXPECT_THAT(LinesOf("a\r\n\nb\rc\nd"), ElementsAre("a", "", "b\rc", "d"));
   EXPECT_THAT(LinesOf("a\n"), ElementsAre("a"));
+  EXPECT_THAT(LinesOf("\xef\xbb\xbf"
+                      "a\n\xef\xbb\xbf"
+                      "b"),
+              ElementsAre("a",
+                          "\xef\xbb\xbf"
+                          "b"));
 }
 
 TEST(TextLines, MayLieAcrossPiecesOfTheFile) {

@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -114,6 +115,29 @@ TEST_F(Checksums, ReadNothingOutsideTheFolderAndNoListThatIsNone) {
   // Binary mode and capital digits are sha256sum's too.
   Write(kChecksumFile, absl::StrCat(std::string(64, 'A'), " *model.json\n"));
   EXPECT_THAT(Check().faults, ElementsAre("model.json: differs from SHA256SUMS"));
+}
+
+TEST_F(Checksums, OfWhatIsNoFileAreNeverRead) {
+  ASSERT_TRUE(WriteChecksums(folder_.string()).ok());
+  // A pipe would hang, a device never end.
+  fs::remove(folder_ / "model.json");
+  ASSERT_EQ(mkfifo((folder_ / "model.json").c_str(), 0600), 0);
+  fs::remove(folder_ / "shared.safetensors");
+  fs::create_symlink("/dev/zero", folder_ / "shared.safetensors");
+  EXPECT_THAT(Check().faults, ElementsAre("model.json: not a regular file", "shared.safetensors: not a regular file"));
+  EXPECT_EQ(WriteChecksums(folder_.string()).code(), absl::StatusCode::kInvalidArgument);
+  for (const bool pipe : {true, false}) {
+    fs::remove(folder_ / kChecksumFile);
+    if (pipe) {
+      ASSERT_EQ(mkfifo((folder_ / kChecksumFile).c_str(), 0600), 0);
+    } else {
+      fs::create_symlink("/dev/zero", folder_ / kChecksumFile);
+    }
+    EXPECT_EQ(CheckChecksums(folder_.string()).status().code(), absl::StatusCode::kInvalidArgument);
+  }
+  fs::remove(folder_ / kChecksumFile);
+  Write(kChecksumFile, "");
+  EXPECT_THAT(std::string(CheckChecksums(folder_.string()).status().message()), HasSubstr("lists no file"));
 }
 
 TEST_F(Checksums, EndWhenTheirCallerSaysSo) {
