@@ -305,7 +305,8 @@ void Alter(const fs::path& path, const std::string& name, const Change& change) 
 
 TEST_F(Quantize, NamesAWeightThatIsNoNumberAndLeavesNothing) {
   // Those that are converted and those that are copied.
-  for (const char* name : {"encoder.layers.1.ffn.up.weight", "encoder.layers.1.ffn.up.bias", "encoder.layers.0.self_attn_norm.weight"}) {
+  for (const char* name :
+       {"encoder.layers.1.ffn.up.weight", "encoder.layers.1.ffn.up.bias", "encoder.layers.0.self_attn_norm.weight"}) {
     const koine::testing::ModelCopy copy;
     Alter(copy.path() / "shared.safetensors", name, [](std::vector<float>& values) { values[17] = NAN; });
     const auto status = QuantizeModel(copy.path().string(), Out(), DType::kI8).status();

@@ -1,9 +1,9 @@
 // Tells ThreadSanitizer how libraries synchronise that Debian ships uninstrumented.
 //
 // It cannot see the locks, queues and counters of Abseil (abseil.cc) and gRPC (grpc.cc) and the teams of libgomp
-// (openmp.cc), so it would call every access that they order a race, in our own code too. Suppressing those would hide real races; this library, preloaded into a
-// test, puts itself before the libraries' functions and states what each of them promises, then calls the real one.
-// Accesses that nothing orders are found as before: planted_faults proves both.
+// (openmp.cc), so it would call every access that they order a race, in our own code too. Suppressing those would hide
+// real races; this library, preloaded into a test, puts itself before the libraries' functions and states what each of
+// them promises, then calls the real one. Accesses that nothing orders are found as before: planted_faults proves both.
 //
 // In a process without ThreadSanitizer (ctest itself, say) it does nothing but forward.
 #ifndef KOINE_TESTS_UNIT_TSAN_LIBRARIES_REAL_H_
