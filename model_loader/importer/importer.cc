@@ -290,17 +290,12 @@ class Importer {
           "this checkpoint names no languages: --tables sample and script need --languages");
     }
     for (const std::string& pair : options_.zero_shot) {
-      std::vector<LanguagePair> readings;
-      for (size_t dash = pair.find('-'); dash != std::string::npos; dash = pair.find('-', dash + 1)) {
-        const absl::StatusOr<std::string> source = names.Find(pair.substr(0, dash));
-        const absl::StatusOr<std::string> target = names.Find(pair.substr(dash + 1));
-        if (source.ok() && target.ok()) readings.push_back({*source, *target});
-      }
+      const auto readings = ReadPair(pair, [&names](const std::string& name) { return names.Find(name).ok(); });
       if (readings.size() != 1) {
         return absl::InvalidArgumentError(absl::StrCat(
             "--zero-shot: \"", Printable(pair), "\" is not SOURCE-TARGET with two ", "of the imported languages"));
       }
-      config_.zero_shot_pairs.push_back(readings.front());
+      config_.zero_shot_pairs.push_back({*names.Find(readings.front().source), *names.Find(readings.front().target)});
     }
     // Samples by code.
     for (const auto& [language, file] : options_.samples) {

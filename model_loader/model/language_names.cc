@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <set>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -47,6 +48,15 @@ std::string NormalizeLanguageCode(std::string_view code) {
     c = c == '_' ? '-' : static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   }
   return normal;
+}
+
+std::vector<LanguagePair> ReadPair(const std::string& text, const std::function<bool(const std::string&)>& known) {
+  std::vector<LanguagePair> readings;
+  for (size_t dash = text.find('-'); dash != std::string::npos; dash = text.find('-', dash + 1)) {
+    LanguagePair pair = {text.substr(0, dash), text.substr(dash + 1)};
+    if (known(pair.source) && known(pair.target)) readings.push_back(std::move(pair));
+  }
+  return readings;
 }
 
 absl::Status LanguageNames::Add(const LanguageConfig& language) {

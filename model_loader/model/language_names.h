@@ -2,6 +2,7 @@
 #ifndef KOINE_MODEL_LOADER_MODEL_LANGUAGE_NAMES_H_
 #define KOINE_MODEL_LOADER_MODEL_LANGUAGE_NAMES_H_
 
+#include <functional>
 #include <map>
 #include <string>
 #include <string_view>
@@ -15,6 +16,9 @@ namespace koine::model_loader {
 
 // "pt_BR" -> "pt-br": how codes and aliases are compared.
 std::string NormalizeLanguageCode(std::string_view code);
+
+// The readings of "SOURCE-TARGET" of which `known` knows both sides: codes may have hyphens themselves.
+std::vector<LanguagePair> ReadPair(const std::string& text, const std::function<bool(const std::string&)>& known);
 
 // Not thread-safe while it is being filled; then any thread may ask.
 class LanguageNames {

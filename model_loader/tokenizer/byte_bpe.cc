@@ -103,16 +103,14 @@ struct Merge {
   int32_t left, right, result;
 };
 
-class ByteBpeTokenizer : public Tokenizer {
+class ByteBpeTokenizer : public DictionaryTokenizer {
  public:
   // `merges` by rank; of the same pair twice the last counts, as in the reference.
   ByteBpeTokenizer(const TokenizerConfig& config, Vocabulary vocabulary, const std::vector<Merge>& merges,
                    const KeepId& keep, int32_t unknown_id, std::string name)
-      : vocabulary_(std::move(vocabulary)),
-        unknown_id_(unknown_id),
+      : DictionaryTokenizer(std::move(vocabulary), unknown_id, std::move(name)),
         add_prefix_space_(config.add_prefix_space),
-        split_words_(config.split_words),
-        name_(std::move(name)) {
+        split_words_(config.split_words) {
     for (size_t byte = 0; byte < byte_ids_.size(); ++byte) {
       std::string piece;
       AppendUtf8(kByteCharacters[byte], &piece);
@@ -144,23 +142,12 @@ class ByteBpeTokenizer : public Tokenizer {
   absl::StatusOr<std::string> Decode(absl::Span<const int32_t> ids) const override {
     std::string text;
     for (const int32_t id : ids) {
-      if (id < 0 || id >= vocabulary_.size()) {
-        return absl::InvalidArgumentError(absl::StrCat(name_, ": id ", id, " is not below ", vocabulary_.size()));
-      }
+      if (absl::Status status = CheckId(id); !status.ok()) return status;
       if (IsText(id)) text.append(BytesOf(vocabulary_.piece(id)));
     }
     return ValidUtf8(std::move(text));
   }
 
-  int64_t size() const override { return vocabulary_.size(); }
-  int32_t unknown_id() const override { return unknown_id_; }
-  int32_t PieceToId(std::string_view piece) const override { return vocabulary_.Find(piece); }
-  std::string IdToPiece(int32_t id) const override {
-    return id >= 0 && id < vocabulary_.size() ? vocabulary_.piece(id) : std::string();
-  }
-  bool IsMarker(int32_t id) const override {
-    return id >= 0 && id < vocabulary_.size() && id != unknown_id_ && vocabulary_.is_marker(id);
-  }
   bool IsByte(int32_t id) const override {
     return id != unknown_id_ && std::find(byte_ids_.begin(), byte_ids_.end(), id) != byte_ids_.end();
   }
@@ -295,10 +282,7 @@ class ByteBpeTokenizer : public Tokenizer {
     }
   }
 
-  const Vocabulary vocabulary_;
-  const int32_t unknown_id_;
   const bool add_prefix_space_, split_words_;
-  const std::string name_;
   std::array<int32_t, 256> byte_ids_ = {};           // unknown_id_ where no piece stands for the byte
   std::vector<int32_t> results_;                     // by rank
   std::vector<uint32_t> first_;                      // by left id: where its pairs begin; one more behind the last

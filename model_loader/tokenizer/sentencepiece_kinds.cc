@@ -164,16 +164,14 @@ class OffsetTokenizer : public Tokenizer {
 };
 
 // SentencePiece cuts, a dictionary numbers.
-class VocabTokenizer : public Tokenizer {
+class VocabTokenizer : public DictionaryTokenizer {
  public:
   // `decoder` null: the encoder's model decodes.
   VocabTokenizer(std::unique_ptr<SentencePieceBridge> encoder, std::unique_ptr<SentencePieceBridge> decoder,
                  Vocabulary vocabulary, int32_t unknown_id, std::string name)
-      : encoder_(std::move(encoder)),
-        decoder_(std::move(decoder)),
-        vocabulary_(std::move(vocabulary)),
-        unknown_id_(unknown_id),
-        name_(std::move(name)) {}
+      : DictionaryTokenizer(std::move(vocabulary), unknown_id, std::move(name)),
+        encoder_(std::move(encoder)),
+        decoder_(std::move(decoder)) {}
 
   absl::StatusOr<Encoded> Encode(std::string_view text) const override {
     if (absl::Status status = CheckTextSize(text); !status.ok()) return status;
@@ -198,11 +196,8 @@ class VocabTokenizer : public Tokenizer {
     std::vector<std::string> pieces;
     pieces.reserve(ids.size());
     for (const int32_t id : ids) {
-      if (id < 0 || id >= vocabulary_.size()) {
-        return absl::InvalidArgumentError(absl::StrCat(name_, ": id ", id, " is not below ", vocabulary_.size()));
-      }
-      const std::string& piece = vocabulary_.piece(id);
-      if (id != unknown_id_ && !vocabulary_.is_marker(id) && !piece.empty()) pieces.push_back(piece);
+      if (absl::Status status = CheckId(id); !status.ok()) return status;
+      if (GivesText(id)) pieces.push_back(vocabulary_.piece(id));
     }
     std::string text;
     std::string error;
@@ -216,15 +211,6 @@ class VocabTokenizer : public Tokenizer {
     return ValidUtf8(std::string(stripped.data(), stripped.size()));
   }
 
-  int64_t size() const override { return vocabulary_.size(); }
-  int32_t unknown_id() const override { return unknown_id_; }
-  int32_t PieceToId(std::string_view piece) const override { return vocabulary_.Find(piece); }
-  std::string IdToPiece(int32_t id) const override {
-    return id >= 0 && id < vocabulary_.size() ? vocabulary_.piece(id) : std::string();
-  }
-  bool IsMarker(int32_t id) const override {
-    return id >= 0 && id < vocabulary_.size() && id != unknown_id_ && vocabulary_.is_marker(id);
-  }
   bool IsByte(int32_t id) const override {
     if (id < 0 || id >= vocabulary_.size()) return false;
     const std::string& piece = vocabulary_.piece(id);
@@ -234,9 +220,6 @@ class VocabTokenizer : public Tokenizer {
 
  private:
   const std::unique_ptr<SentencePieceBridge> encoder_, decoder_;
-  const Vocabulary vocabulary_;
-  const int32_t unknown_id_;
-  const std::string name_;
 };
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "model_loader/safetensors/looks_like.h"
 #include "model_loader/safetensors/strict_json.h"
+#include "model_loader/tokenizer/kinds_internal.h"
 #include "model_loader/tokenizer/text_internal.h"
 #include "model_loader/tokenizer/vocabulary_internal.h"
 
@@ -117,6 +118,11 @@ absl::Status Vocabulary::AddMarkers(const std::map<std::string, int32_t, std::le
 int32_t Vocabulary::Find(std::string_view piece) const {
   const auto found = ids_.find(piece);
   return found == ids_.end() ? -1 : found->second;
+}
+
+absl::Status DictionaryTokenizer::CheckId(int32_t id) const {
+  if (id >= 0 && id < vocabulary_.size()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(name_, ": id ", id, " is not below ", vocabulary_.size()));
 }
 
 }  // namespace koine::model_loader

@@ -54,19 +54,17 @@ std::string CleanUp(const std::string& text) {
   return result;
 }
 
-class WordPieceTokenizer : public Tokenizer {
+class WordPieceTokenizer : public DictionaryTokenizer {
  public:
   WordPieceTokenizer(const TokenizerConfig& config, Vocabulary vocabulary, std::vector<bool> kept, int32_t unknown_id,
                      std::string name)
-      : vocabulary_(std::move(vocabulary)),
+      : DictionaryTokenizer(std::move(vocabulary), unknown_id, std::move(name)),
         kept_(std::move(kept)),
-        unknown_id_(unknown_id),
         lower_case_(config.lower_case),
         strip_accents_(config.strip_accents.value_or(config.lower_case)),
         split_cjk_(config.split_cjk),
         prefix_(config.continuation_prefix),
-        max_word_chars_(static_cast<size_t>(config.max_word_chars)),
-        name_(std::move(name)) {}
+        max_word_chars_(static_cast<size_t>(config.max_word_chars)) {}
 
   absl::StatusOr<Encoded> Encode(std::string_view text) const override {
     if (absl::Status status = CheckTextSize(text); !status.ok()) return status;
@@ -97,10 +95,8 @@ class WordPieceTokenizer : public Tokenizer {
     std::string text;
     bool first = true;
     for (const int32_t id : ids) {
-      if (id < 0 || id >= vocabulary_.size()) {
-        return absl::InvalidArgumentError(absl::StrCat(name_, ": id ", id, " is not below ", vocabulary_.size()));
-      }
-      if (id == unknown_id_ || vocabulary_.is_marker(id) || vocabulary_.piece(id).empty()) continue;
+      if (absl::Status status = CheckId(id); !status.ok()) return status;
+      if (!GivesText(id)) continue;
       const std::string_view piece = vocabulary_.piece(id);
       if (!first && piece.starts_with(prefix_)) {
         text.append(piece.substr(prefix_.size()));
@@ -113,15 +109,6 @@ class WordPieceTokenizer : public Tokenizer {
     return ValidUtf8(CleanUp(text));
   }
 
-  int64_t size() const override { return vocabulary_.size(); }
-  int32_t unknown_id() const override { return unknown_id_; }
-  int32_t PieceToId(std::string_view piece) const override { return vocabulary_.Find(piece); }
-  std::string IdToPiece(int32_t id) const override {
-    return id >= 0 && id < vocabulary_.size() ? vocabulary_.piece(id) : std::string();
-  }
-  bool IsMarker(int32_t id) const override {
-    return id >= 0 && id < vocabulary_.size() && id != unknown_id_ && vocabulary_.is_marker(id);
-  }
   bool IsByte(int32_t) const override { return false; }
 
  private:
@@ -214,13 +201,10 @@ class WordPieceTokenizer : public Tokenizer {
         std::count(encoded->ids.begin() + static_cast<std::ptrdiff_t>(begin_of_word), encoded->ids.end(), unknown_id_);
   }
 
-  const Vocabulary vocabulary_;
   const std::vector<bool> kept_;  // empty: all
-  const int32_t unknown_id_;
   const bool lower_case_, strip_accents_, split_cjk_;
   const std::string prefix_;
   const size_t max_word_chars_;
-  const std::string name_;
 };
 
 // The dictionary of a tokenizer.json, whose model must be what the configuration says.

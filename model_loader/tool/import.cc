@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "model_loader/importer/importer.h"
 #include "model_loader/importer/text_lines.h"
+#include "model_loader/model/language_names.h"
 #include "model_loader/safetensors/strict_json.h"
 #include "model_loader/tool/choice.h"
 #include "model_loader/tool/commands.h"
@@ -22,17 +23,15 @@ struct SampleFile {
 
 // Finds the languages of "en-de", where codes may have hyphens themselves; "en" alone has no target.
 absl::StatusOr<SampleRequest> Direction(const Model& model, const std::string& languages) {
-  std::vector<SampleRequest> readings;
-  if (languages.empty() || model.FindLanguage(languages).ok()) {
-    readings.emplace_back().source = languages;
-  }
-  for (size_t dash = languages.find('-'); dash != std::string::npos; dash = languages.find('-', dash + 1)) {
+  const auto known = [&model](const std::string& name) { return model.FindLanguage(name).ok(); };
+  std::vector<LanguagePair> readings = ReadPair(languages, known);
+  if (languages.empty() || known(languages)) readings.push_back({languages, ""});
+  if (readings.size() == 1) {
     SampleRequest request;
-    request.source = languages.substr(0, dash);
-    request.target = languages.substr(dash + 1);
-    if (model.FindLanguage(request.source).ok() && model.FindLanguage(request.target).ok()) readings.push_back(request);
+    request.source = readings.front().source;
+    request.target = readings.front().target;
+    return request;
   }
-  if (readings.size() == 1) return readings.front();
   return absl::InvalidArgumentError(absl::StrCat("--sample-texts: \"", Printable(languages),
                                                  "\" is not a language, or SOURCE-TARGET, of the imported ones"));
 }

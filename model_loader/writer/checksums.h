@@ -17,11 +17,12 @@ namespace koine::model_loader {
 
 inline constexpr char kChecksumFile[] = "SHA256SUMS";
 
-// Writes the list of the files below `folder`. UNKNOWN naming the file that cannot be read or written; `step`, if not
-// null, is asked between pieces of 1 MiB and may end the work.
+// Writes the list of the files below `folder`. UNKNOWN naming the file that cannot be read or written, INVALID_ARGUMENT
+// naming one that is no regular file; `step`, if not null, is asked between pieces of 1 MiB and may end the work.
 absl::Status WriteChecksums(const std::string& folder, const std::function<absl::Status()>& step = nullptr);
 
-// Adds the files below `folder`/`part` to a list that is there; does nothing where there is none.
+// Adds the files below `folder`/`part` to a list that is there, under a FolderLock; does nothing where there is none.
+// Errors as of WriteChecksums and CheckChecksums.
 absl::Status AddChecksums(const std::string& folder, const std::string& part);
 
 struct ChecksumReport {
@@ -30,7 +31,7 @@ struct ChecksumReport {
   std::vector<std::string> faults;   // "shared.safetensors: differs", "...: missing"
   std::vector<std::string> unknown;  // files of the folder that it does not name
 };
-// INVALID_ARGUMENT for a list that is none, naming the line.
+// INVALID_ARGUMENT for a list that is none, naming the line, or that is no regular file or over 16 MiB.
 absl::StatusOr<ChecksumReport> CheckChecksums(const std::string& folder);
 
 }  // namespace koine::model_loader

@@ -170,8 +170,12 @@ TEST_F(ImportProcess, EndsBetweenSamplesToo) {
   for (int i = 0; i < 30'000 && !fs::exists(folder_ / "models" / ".model.part" / "languages" / "deu_Latn"); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
+  // On to the samples, which take minutes: whatever comes before would end at once by itself.
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
   ASSERT_EQ(kill(pid, SIGTERM), 0);
+  const auto asked = std::chrono::steady_clock::now();
   EXPECT_EQ(Wait(pid), 1);
+  EXPECT_LT(std::chrono::steady_clock::now() - asked, std::chrono::seconds(30)) << "it went on to the last sample";
   EXPECT_THAT(Output(), HasSubstr("interrupted; nothing was written"));
   EXPECT_TRUE(Left().empty());
 }
